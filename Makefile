@@ -1,0 +1,109 @@
+# Every target works from a clean clone: it sets up what it needs, once.
+# `make run` needs Python only. Spark tests want Java 17+, the protocol suite wants Node 20+;
+# the set-up looks for both and gets them where it can (scripts/find_java.sh, find_node.sh).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CODE := engine api jobs bottomless
+HOST ?= 127.0.0.1
+PORT ?= 4437
+ROOT ?= ./data
+# Extra arguments for pytest and the benchmark, e.g. make test-unit ARGS="-k wal -x".
+ARGS ?=
+
+BASE := $(VENV)/.base-stamp
+DEV := $(VENV)/.dev-stamp
+JARS := $(VENV)/delta-jars/.stamp
+NODE := tests/conformance/node_modules/.stamp
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- set-up ---------------------------------------------------------------------------------
+
+$(BIN)/uv: requirements/tools.txt scripts/make_venv.sh
+	PYTHON="$(PYTHON)" scripts/make_venv.sh $(VENV)
+	@touch $@
+
+# The compat mode puts the whole clone on the path, so a new package needs no new install.
+$(BASE): requirements/base.txt pyproject.toml $(BIN)/uv
+	scripts/install_lock.sh $(VENV) requirements/base.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --config-settings editable_mode=compat --editable .
+	@touch $@
+
+$(DEV): requirements/dev.txt $(BASE)
+	scripts/install_lock.sh $(VENV) requirements/dev.txt
+	@touch $@
+
+# Without Java this succeeds, says what to do and leaves no stamp: only the Spark tests need it,
+# and they skip with the same words.
+$(JARS): requirements/jars.sha256 scripts/fetch_jars.py scripts/find_java.sh | $(DEV)
+	$(BIN)/python scripts/fetch_jars.py
+
+$(NODE): tests/conformance/package-lock.json tests/conformance/package.json | $(DEV)
+	scripts/install_node.sh $(VENV)
+
+.PHONY: install jars lock
+install: $(DEV) $(JARS) $(NODE) ## Set up everything: .venv, Delta jars, the protocol suite
+jars: $(JARS) ## Fetch the Delta jars that the Spark jobs load, once
+lock: $(BIN)/uv ## Regenerate every lock file (ARGS=--upgrade to move versions)
+	scripts/lock.sh $(BIN)/uv $(ARGS)
+
+# --- use ------------------------------------------------------------------------------------
+
+.PHONY: run
+run: $(BASE) ## Start the server on 127.0.0.1:4437 with its data in ./data
+	exec $(BIN)/bottomless serve --root $(ROOT) --host $(HOST) --port $(PORT)
+
+# --- check ----------------------------------------------------------------------------------
+
+.PHONY: lint format
+lint: $(DEV) ## Style, types, layers, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell $(CODE) tests scripts conf Makefile $(wildcard docs bench *.md)
+
+format: $(DEV) ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+PYTEST = $(BIN)/python -m pytest --durations=15 $(ARGS)
+
+.PHONY: test test-unit test-property test-spark test-conformance test-crash
+test: install lint ## Everything: set-up, lint, then every test
+	$(PYTEST) tests
+test-unit: $(DEV) ## Tests without Spark, network or processes
+	$(PYTEST) tests/unit
+test-property: $(DEV) ## Hypothesis against a model
+	$(PYTEST) tests/property
+test-spark: $(DEV) $(JARS) ## Tables and jobs through a real Spark session
+	$(PYTEST) tests/spark
+test-conformance: $(DEV) $(NODE) ## The protocol's own suite against a real server
+	$(PYTEST) tests/conformance
+test-crash: $(DEV) ## kill -9, torn files, failing stores
+	$(PYTEST) tests/crash
+
+# --- the rest -------------------------------------------------------------------------------
+
+.PHONY: bench docs clean
+bench: $(BASE) ## Measure throughput, latency and memory
+	@if [ -f bench/run.py ]; then exec $(BIN)/python bench/run.py $(ARGS); \
+	else echo "There is no benchmark yet (bench/run.py)."; fi
+
+docs: $(DEV) ## Regenerate the generated pages
+	$(BIN)/cog -r docs/settings.md docs/metrics.md
+
+clean: ## Remove everything but the sources and ./data
+	rm -rf $(VENV) build dist *.egg-info tests/conformance/node_modules
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

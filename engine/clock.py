@@ -1,0 +1,28 @@
+"""Time as an argument: the only module that reads the wall clock or the monotonic clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where the engine gets its time from."""
+
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since 1970; may jump in either direction."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds that never go backwards; meaningless across processes."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now_ms(self) -> int:
+        """Wall clock in milliseconds."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """Monotonic clock in milliseconds."""
+        return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""Byte layouts: pure functions, no I/O. Documented in docs/format.md."""

@@ -1,0 +1,1 @@
+"""Where an offset or a time lives."""

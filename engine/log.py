@@ -1,0 +1,405 @@
+"""Log: the engine's front door. Composes write, read and streams; owns start-up and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import structlog
+
+from engine import metrics
+from engine.clock import Clock, SystemClock
+from engine.errors import (
+    BadFork,
+    ContentTypeMismatch,
+    StreamExists,
+    StreamGone,
+    StreamNotFound,
+    TooManyReaders,
+)
+from engine.format.batch import SEPARATOR, Batch
+from engine.read.live import wait_for_change
+from engine.read.reader import Reader
+from engine.settings import EngineSettings
+from engine.storage import LocalStorage, Storage
+from engine.streams.stream import Stream
+from engine.types import (
+    AppendRequest,
+    AppendResult,
+    CreateRequest,
+    CreateResult,
+    ForkRequest,
+    Offset,
+    PayloadKind,
+    ReadResult,
+    StreamInfo,
+    StreamName,
+    media_type_of,
+)
+from engine.write.committer import Committer
+from engine.write.group import GroupCommit
+from engine.write.ingest import NO_RECORDS, Records
+from engine.write.operations import Operation
+from engine.write.recovery import Recovered, Recovery
+from engine.write.trim import (
+    SNAPSHOT_PATH,
+    Snapshot,
+    encode_snapshot,
+    snapshot_stream,
+)
+from engine.write.wal import Wal
+from engine.write.writer import Writer
+
+_HOUSEKEEPING_MS: Final = 1000
+_log: Final = structlog.get_logger("engine.log")
+
+
+class Log:
+    """All streams below one root. One process owns a root at a time."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        storage: Storage,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self._storage = storage
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.SystemRandom()
+        self._is_ready = False
+        self._followers = 0
+
+    @classmethod
+    def at(cls, root: Path, settings: EngineSettings | None = None) -> Log:
+        """A log in a local folder."""
+        return cls(settings or EngineSettings(), LocalStorage(root))
+
+    # Life cycle.
+
+    async def start(self) -> None:
+        """Recover, then take requests. Must run on the event loop that will use the log."""
+        loop = asyncio.get_running_loop()
+        begun = self._clock.monotonic_ms()
+        found = await loop.run_in_executor(None, Recovery(self._storage, self._clock).run)
+        self._compose(found)
+        # What the tables were found to hold becomes durable now, and the next start need not look again.
+        await self._write_snapshot()
+        self._wal.start()
+        self._committer.start()
+        for stream in self._registry:
+            if stream.needs_commit:
+                buffer = stream.buffer
+                self._committer.changed(
+                    stream, payload_bytes=buffer.payload_bytes, records=buffer.records
+                )
+        self._housekeeper = loop.create_task(self._keep_house(), name="housekeeper")
+        elapsed_ms = self._clock.monotonic_ms() - begun
+        metrics.recovery_seconds.set(elapsed_ms / 1000)
+        _log.info("recovered", streams=len(self._registry), milliseconds=elapsed_ms)
+        self._is_ready = True
+
+    def _compose(self, found: Recovered) -> None:
+        settings, clock = self.settings, self._clock
+        self._registry = found.registry
+        self._segments = found.segments
+        self._owner = max(clock.now_ms(), found.owner + 1)
+        self._wal = Wal(self._storage, clock, settings.wal)
+        self._committer = Committer(
+            self._storage, clock, settings, rng=self._rng, owner=self._owner
+        )
+        self._group = GroupCommit(
+            self._wal, clock, settings.wal, registry=self._registry, outcome=self
+        )
+        self._group.lsn, self._group.epoch = found.lsn, found.epoch
+        self._group.on_written = self._note_written
+        self._reader = Reader(self._storage, settings.read)
+        self._writer = Writer(
+            settings,
+            clock,
+            self._rng,
+            registry=self._registry,
+            group=self._group,
+            committer=self._committer,
+            segments=self._segments,
+            foreign_folders=found.foreign_folders,
+        )
+
+    async def stop(self) -> None:
+        """Take no more, make everything durable in the tables, and leave no WAL behind."""
+        self._is_ready = False
+        self._housekeeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._housekeeper
+        await self._group.drain()
+        for stream in self._registry:
+            stream.wake()
+        unsaved = await self._committer.drain(
+            [stream for stream in self._registry if self._is_unsaved(stream)]
+        )
+        self._wal.stop()
+        self._reader.stop()
+        await self._trim(everything=not unsaved)
+        if unsaved:
+            _log.error("not everything could be committed; the WAL keeps it", streams=len(unsaved))
+
+    def _is_unsaved(self, stream: Stream) -> bool:
+        """The tables alone must tell all: streams without records and late accesses count here."""
+        is_fresh = stream.version < 0
+        return stream.needs_commit or is_fresh or stream.meta.ttl_seconds is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Recovered, running, and able to acknowledge."""
+        return self._is_ready and not self._wal.is_poisoned
+
+    # Requests.
+
+    async def create(self, name: StreamName, request: CreateRequest) -> CreateResult:
+        """Create a stream, or confirm an equal one; durable on return."""
+        source: Stream | None = None
+        prefix = NO_RECORDS
+        if request.fork is not None and self._is_absent(name):
+            source, prefix, request = await self._prepare_fork(request, request.fork)
+        return await self._writer.create(name, request, source=source, prefix=prefix)
+
+    async def append(self, name: StreamName, request: AppendRequest) -> AppendResult:
+        """Append and/or close; durable on return."""
+        return await self._writer.append(name, request)
+
+    async def delete(self, name: StreamName) -> None:
+        """Delete a stream; durable on return."""
+        await self._writer.delete(name)
+
+    def head(self, name: StreamName) -> StreamInfo:
+        """What is known about a stream; does not count as an access."""
+        return self._require(name).info()
+
+    async def read(self, name: StreamName, position: Offset) -> ReadResult:
+        """One chunk of records after ``position``."""
+        stream = self._require(name)
+        self._touch(stream)
+        return await self._read(stream, position)
+
+    @contextlib.contextmanager
+    def follow(self, name: StreamName, transport: str) -> Iterator[Follower]:
+        """A live reader; counted and bounded."""
+        stream = self._require(name)
+        if self._followers >= self.settings.limits.live_readers:
+            raise TooManyReaders("too many live readers", retry_after_ms=2000)
+        self._followers += 1
+        gauge = metrics.followers.labels(transport=transport)
+        gauge.inc()
+        try:
+            yield Follower(self, stream)
+        finally:
+            self._followers -= 1
+            gauge.dec()
+
+    # Outcome: where durable operations take effect.
+
+    def created(self, stream: Stream) -> None:
+        """A stream exists."""
+        stream.accessed_ms = self._clock.monotonic_ms()
+        self._registry.add(stream)
+        self._registry.settle(stream.name, stream)
+
+    def appended(self, stream: Stream, batch: Batch | None) -> None:
+        """A stream has grown or was closed."""
+        stream.accessed_ms = self._clock.monotonic_ms()
+        if stream.gone:
+            stream.buffer.drop_through(stream.tail)
+            return
+        payload_bytes, records = (0, 0) if batch is None else (len(batch.data), batch.count)
+        self._committer.changed(stream, payload_bytes=payload_bytes, records=records)
+        if stream.waiters:
+            stream.wake()
+
+    def deleted(self, stream: Stream) -> None:
+        """A stream was deleted or has expired."""
+        self._registry.settle(stream.name, None)
+        if stream.gone:
+            return
+        gone = self._registry.remove(stream)
+        for victim in gone:
+            self._committer.discard(victim)
+            victim.wake()
+        if not gone:
+            self._committer.changed(stream, payload_bytes=0, records=0)
+            stream.wake()
+
+    # Inside.
+
+    def _is_absent(self, name: StreamName) -> bool:
+        stream = self._registry.soon(name)
+        return stream is None or (not stream.soft_deleted and self._writer.is_expired(stream))
+
+    def _require(self, name: StreamName) -> Stream:
+        stream = self._registry.visible(name)
+        if stream is None:
+            raise StreamNotFound("there is no such stream", hint="Create it with PUT.")
+        if stream.soft_deleted:
+            raise StreamGone("the stream was deleted")
+        if self._writer.is_expired(stream):
+            self._writer.expire(stream)
+            if stream.forks:
+                raise StreamGone("the stream has expired")
+            raise StreamNotFound("there is no such stream", hint="It has expired.")
+        if stream.fault is not None:
+            raise stream.fault
+        return stream
+
+    def _touch(self, stream: Stream) -> None:
+        stream.accessed_ms = self._clock.monotonic_ms()
+
+    async def _read(self, stream: Stream, position: Offset) -> ReadResult:
+        return await self._reader.read(
+            stream, position, bytes_max=self.settings.read.chunk_bytes
+        )
+
+    async def _prepare_fork(
+        self, request: CreateRequest, fork: ForkRequest
+    ) -> tuple[Stream, Records, CreateRequest]:
+        """Find the source, fix the position, copy what a sub-offset wants."""
+        source = self._fork_source(fork.source)
+        position = source.tail if fork.offset is None else fork.offset
+        if position > source.tail:
+            raise BadFork("the fork offset is beyond the source's tail")
+        wanted = request.content_type
+        if wanted and media_type_of(wanted) != media_type_of(source.meta.content_type):
+            raise ContentTypeMismatch("a fork has the content type of its source")
+        prefix = NO_RECORDS
+        if fork.sub_offset:
+            prefix = await self._fork_prefix(source, position, fork.sub_offset)
+            if self._fork_source(fork.source) is not source:
+                raise StreamNotFound("the fork's source was replaced meanwhile")
+        fixed = ForkRequest(fork.source, position, fork.sub_offset)
+        changed = CreateRequest(
+            content_type=request.content_type,
+            ttl_seconds=request.ttl_seconds,
+            expires_at=request.expires_at,
+            expires_at_ms=request.expires_at_ms,
+            closed=request.closed,
+            body=request.body,
+            fork=fixed,
+        )
+        return source, prefix, changed
+
+    def _fork_source(self, name: StreamName) -> Stream:
+        try:
+            return self._writer.require_soon(name)
+        except StreamGone as error:
+            raise StreamExists("the fork's source was deleted") from error
+
+    async def _fork_prefix(self, source: Stream, position: Offset, sub_offset: int) -> Records:
+        is_json = source.kind is PayloadKind.JSON
+        wanted = sub_offset if is_json else 1
+        records = await self._reader.append_at(source, position, count_max=wanted)
+        if not is_json and records:
+            records = [records[0][:sub_offset]] if len(records[0]) >= sub_offset else []
+        if len(records) < wanted:
+            raise BadFork("the sub-offset is beyond the append that begins at the fork offset")
+        if source.kind is PayloadKind.TEXT:
+            try:
+                records[0].decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise BadFork("the sub-offset cuts a UTF-8 character in two") from error
+        lengths = np.array([len(record) for record in records], dtype="<u4")
+        return Records(len(records), SEPARATOR.join(records), lengths)
+
+    def _note_written(self, segment: int, size: int, operations: list[Operation]) -> None:
+        self._segments.written(segment, size, operations)
+
+    # Housekeeping.
+
+    async def _keep_house(self) -> None:
+        """Once a second: trim what can be trimmed, end what has expired, refresh the gauges."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_MS / 1000)
+            for stream in self._registry:
+                if not stream.soft_deleted and self._writer.is_expired(stream):
+                    self._writer.expire(stream)
+            try:
+                await self._trim(everything=False)
+            except OSError as error:
+                metrics.storage_failures.labels(op="trim").inc()
+                _log.error("trim failed; the WAL is kept", error=str(error))
+            self._refresh_gauges()
+
+    def _refresh_gauges(self) -> None:
+        metrics.streams.set(len(self._registry))
+        metrics.wal_bytes.set(self._segments.total_bytes)
+        metrics.commit_lag_records.set(self._committer.tail_records)
+        metrics.commit_lag_bytes.set(self._committer.tail_bytes)
+        metrics.commit_lag_seconds.set(self._committer.lag_seconds())
+
+    async def _trim(self, *, everything: bool) -> None:
+        removable = self._segments.removable(self._registry, everything=everything)
+        if not removable and not everything:
+            return
+        await self._write_snapshot()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._segments.remove, self._storage, removable)
+
+    async def _write_snapshot(self) -> None:
+        """Everything as it is now, after one sync of all tables."""
+        versions = [(stream, stream.version) for stream in self._registry]
+        now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        snapshot = Snapshot(
+            lsn=self._group.lsn,
+            epoch=self._group.epoch,
+            owner=self._owner,
+            streams=[
+                snapshot_stream(stream, accessed_ms=now_ms - (monotonic_ms - stream.accessed_ms))
+                for stream, _ in versions
+            ],
+            trash=[(stream.folder, stream.id) for stream in self._committer.trash],
+        )
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._save_snapshot, encode_snapshot(snapshot))
+        for stream, version in versions:
+            stream.durable_version = max(stream.durable_version, version)
+
+    def _save_snapshot(self, data: bytes) -> None:
+        self._storage.sync_all()
+        self._storage.replace(SNAPSHOT_PATH, data)
+
+
+class Follower:
+    """One live reader of one incarnation of a stream."""
+
+    def __init__(self, log: Log, stream: Stream) -> None:
+        self._log = log
+        self._stream = stream
+
+    @property
+    def is_gone(self) -> bool:
+        """The stream was deleted or replaced meanwhile."""
+        return self._stream.gone or self._stream.soft_deleted
+
+    @property
+    def info(self) -> StreamInfo:
+        """The stream as it is now."""
+        return self._stream.info()
+
+    def touch(self) -> None:
+        """A running live read keeps a sliding TTL alive."""
+        self._log._touch(self._stream)  # noqa: SLF001  (two halves of one class)
+
+    async def read(self, position: Offset) -> ReadResult:
+        """One chunk of records after ``position``."""
+        self.touch()
+        return await self._log._read(self._stream, position)  # noqa: SLF001
+
+    async def wait(self, timeout_ms: int) -> bool:
+        """Wait for the next change; False when the time is up."""
+        if not self._log.is_ready or self.is_gone:
+            return False
+        return await wait_for_change(self._stream, timeout_ms)

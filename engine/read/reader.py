@@ -1,0 +1,251 @@
+"""Reads: files, then the hot tail, through every ancestor of a fork; one view of old and fresh records.
+
+Every step looks at the stream anew, so a commit that moves records from the tail into a file between two
+steps is not noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from engine.errors import StorageUnavailable, StreamNotFound, TableDamaged
+from engine.format.batch import Batch
+from engine.format.run import Run
+from engine.index.files import OffsetIndex
+from engine.read.cache import FileCache, OpenFile, RunCache
+from engine.settings import ReadSettings
+from engine.storage import Storage
+from engine.streams.stream import Stream
+from engine.table.actions import DataFile
+from engine.table.parquet import open_file, read_append_seq, read_row_group, row_group_bounds
+from engine.table.state import NO_VERSION, TableState, load_state
+from engine.types import Offset, ReadResult
+
+T = TypeVar("T")
+_ENDLESS: Final = Offset(10**32)
+_INDEX_RELOADS_MAX: Final = 3
+
+
+def lineage(stream: Stream, limit: Offset = _ENDLESS) -> list[tuple[Stream, Offset]]:
+    """Where a stream's records lie: each ancestor with the last offset that is inherited from it."""
+    own = [(stream, limit)]
+    if stream.source is None:
+        return own
+    return lineage(stream.source, min(limit, stream.fork_offset)) + own
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A read in progress."""
+
+    position: Offset
+    bytes_max: int
+    size: int = 0
+    is_full: bool = False
+    pieces: list[bytes | memoryview] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """Bytes that still fit."""
+        return self.bytes_max - self.size
+
+    def take(self, piece: bytes | memoryview, position: Offset) -> None:
+        """Add joined records up to ``position``."""
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self.position = position
+        self.is_full = self.size >= self.bytes_max
+
+    def take_run(self, run: Run, limit: Offset) -> bool:
+        """Add what a row group holds after the position; False if that is nothing.
+
+        A row group that does not fit is taken whole into a chunk that is less than half full, so that
+        the next chunk begins where a row group begins.
+        """
+        begin, last = run.index_after(self.position), run.index_after(limit)
+        if begin >= last:
+            return False
+        end = min(last, max(begin + 1, run.count_within(begin, self.bytes_max)))
+        if end <= begin or (self.pieces and len(run.cut(begin, end)) > self.room + self.bytes_max // 2):
+            self.is_full = True
+            return True
+        self.take(run.cut(begin, end), run.offset_at(end - 1))
+        return True
+
+    def take_batch(self, batch: Batch, limit: Offset) -> None:
+        """Add what a batch holds after the position, as far as it fits."""
+        rest = batch.skip(max(0, self.position - batch.first + 1))
+        if rest.last > limit:
+            rest = rest.take(limit - rest.first + 1)
+        fitting = rest.count_within(self.room)
+        if fitting == 0 and self.pieces:
+            self.is_full = True
+            return
+        taken = rest.take(max(1, fitting))
+        self.take(taken.data, taken.last)
+        self.is_full = self.is_full or taken.count < rest.count
+
+
+class Reader:
+    """Serves records after a position. Decoding runs on threads; the event loop never waits for a disk."""
+
+    def __init__(self, storage: Storage, settings: ReadSettings) -> None:
+        self._storage = storage
+        self._pool = ThreadPoolExecutor(settings.threads, "read")
+        self._runs = RunCache(settings.cache_bytes)
+        self._files = FileCache(settings.footers_max)
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    async def read(self, stream: Stream, position: Offset, *, bytes_max: int) -> ReadResult:
+        """One chunk after ``position``; at least one record if there is any."""
+        chunk = Chunk(position, bytes_max)
+        for part, limit in lineage(stream):
+            await self._read_part(part, limit, chunk)
+            if chunk.is_full:
+                break
+        # No await from here on: what is said about the tail is true at this moment.
+        reached = not chunk.is_full or chunk.position >= stream.tail
+        return ReadResult(
+            stream_id=stream.id,
+            content_type=stream.meta.content_type,
+            kind=stream.kind,
+            start=position,
+            end=max(chunk.position, stream.tail) if reached else chunk.position,
+            pieces=tuple(chunk.pieces),
+            up_to_date=reached,
+            closed=stream.closed and reached,
+        )
+
+    async def append_at(self, stream: Stream, position: Offset, *, count_max: int) -> list[bytes]:
+        """The first records of the append that begins after ``position``; empty at the tail."""
+        for part, limit in lineage(stream):
+            records: list[bytes] = []
+            while len(records) < count_max and position < min(limit, part.tail):
+                more = await self._append_part(part, limit, position, is_first=not records)
+                if not more:
+                    break
+                records += [record for record, _ in more]
+                position = more[-1][1]
+            if records:
+                return records[:count_max]
+        return []
+
+    async def _append_part(
+        self, stream: Stream, limit: Offset, position: Offset, *, is_first: bool
+    ) -> list[tuple[bytes, Offset]]:
+        """Records after ``position`` up to the next append, as far as one row group or batch goes."""
+        if position < stream.committed:
+            found = await self._next_run(stream, position)
+            if found is not None:
+                run, opened, row_group = found
+                seqs = await self._on_thread(read_append_seq, opened.parquet, row_group)
+                begin, last = run.index_after(position), run.index_after(limit)
+                if begin < last and not is_first and seqs[begin] == 0:
+                    return []
+                end = begin + 1
+                while end < last and seqs[end] != 0:
+                    end += 1
+                return [(bytes(run.cut(i, i + 1)), run.offset_at(i)) for i in range(begin, end)]
+        if not is_first:
+            return []
+        for batch in stream.buffer.after(position)[:1]:
+            rest = batch.skip(max(0, position - batch.first + 1))
+            count = min(rest.count, limit - rest.first + 1)
+            singles = [rest.skip(index).take(1) for index in range(count)]
+            return [(bytes(single.data), single.last) for single in singles]
+        return []
+
+    async def _read_part(self, stream: Stream, limit: Offset, chunk: Chunk) -> None:
+        """Records of one stream of the lineage, up to ``limit``."""
+        while not chunk.is_full and chunk.position < min(limit, stream.tail):
+            if chunk.position < stream.committed:
+                found = await self._next_run(stream, chunk.position)
+                if found is not None:
+                    if not chunk.take_run(found[0], limit):
+                        return
+                    continue
+            batches = stream.buffer.after(chunk.position)
+            if not batches:
+                return
+            for batch in batches:
+                if chunk.is_full or batch.first > limit:
+                    return
+                chunk.take_batch(batch, limit)
+
+    async def _next_run(
+        self, stream: Stream, position: Offset
+    ) -> tuple[Run, OpenFile, int] | None:
+        """The row group that holds the first committed record after ``position``."""
+        for _ in range(_INDEX_RELOADS_MAX):
+            index = stream.index or await self._load_index(stream)
+            files = index.after(position, count_max=1)
+            if not files:
+                return None
+            try:
+                return await self._run_of(stream, files[0], position)
+            except FileNotFoundError:
+                # Compaction replaced the file and vacuum removed it: the log tells where the rows are.
+                if stream.gone:
+                    raise StreamNotFound("the stream was deleted while it was read") from None
+                stream.index = stream.table = None
+        raise TableDamaged(f"a file of {stream.name} is missing")
+
+    async def _run_of(
+        self, stream: Stream, file: DataFile, position: Offset
+    ) -> tuple[Run, OpenFile, int]:
+        path = f"{stream.folder}/{file.path}"
+        opened = self._files.get(path)
+        if opened is None:
+            opened = await self._on_thread(self._open, path)
+            self._files.put(path, opened)
+        row_group = bisect_right(opened.lasts, position)
+        run = self._runs.get(path, row_group)
+        if run is None:
+            run = await self._on_thread(read_row_group, opened.parquet, row_group, stream.kind)
+            self._runs.put(path, row_group, run)
+        return run, opened, row_group
+
+    def _open(self, path: str) -> OpenFile:
+        parquet = open_file(self._storage.open_input(path))
+        return OpenFile(parquet, [last for _, last in row_group_bounds(parquet)])
+
+    async def _load_index(self, stream: Stream) -> OffsetIndex:
+        """Build the index from the table's log, as new as the newest commit."""
+        for _ in range(_INDEX_RELOADS_MAX):
+            if stream.index is not None:
+                return stream.index
+            state = stream.table
+            if state is None and stream.version != NO_VERSION:
+                state = await self._on_thread(self._load_state, stream)
+                if state.version < stream.version or stream.index is not None:
+                    continue
+                if stream.table is None and not stream.is_committing:
+                    stream.table = state
+            stream.index = OffsetIndex(() if state is None else state.files.values())
+        if stream.index is None:
+            raise TableDamaged(f"the table of {stream.name} lost versions it had")
+        return stream.index
+
+    def _load_state(self, stream: Stream) -> TableState:
+        return load_state(self._storage, stream.folder, durable_version=None)
+
+    async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, work, *arguments)
+        except FileNotFoundError:
+            raise
+        except pa.ArrowException as error:
+            raise TableDamaged(f"a file cannot be decoded: {error}") from error
+        except OSError as error:
+            raise StorageUnavailable(f"a file cannot be read: {error.strerror}") from error

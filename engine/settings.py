@@ -1,0 +1,93 @@
+"""Settings of the engine: plain values, frozen, every one with a bound and a default.
+
+Objects (clock, storage, randomness) are constructor arguments, not settings.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Section(BaseModel):
+    """A frozen group of settings; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class WalSettings(Section):
+    """The write-ahead log: what an acknowledgement rests on."""
+
+    segment_bytes: int = Field(default=64 * MIB, ge=4 * KIB, le=2 * GIB)
+    """A segment is closed and a new one begun when it has grown to this size."""
+    bytes_max: int = Field(default=2 * GIB, ge=1 * MIB)
+    """Appends are refused (503) while this much WAL waits for its Delta commits."""
+    group_bytes_max: int = Field(default=64 * MIB, ge=1 * MIB, le=1 * GIB)
+    """Most bytes that may wait for the next group commit; more are refused (503)."""
+
+
+class CommitSettings(Section):
+    """When a stream's tail becomes a Delta version."""
+
+    interval_ms: int = Field(default=1000, ge=10, le=3_600_000)
+    """A record waits at most about this long for its commit."""
+    bytes: int = Field(default=8 * MIB, ge=4 * KIB, le=1 * GIB)
+    """A tail of this size is committed without waiting for the interval."""
+    threads: int = Field(default=2, ge=1, le=64)
+    """How many streams are committed at the same time."""
+    checkpoint_every: int = Field(default=100, ge=2, le=100_000)
+    """A Delta checkpoint is written every so many versions, so that opening a table stays fast."""
+    log_retention_days: int = Field(default=30, ge=1, le=3650)
+    """Log entries older than this and covered by a checkpoint are cleaned up."""
+
+
+class ReadSettings(Section):
+    """How history is served."""
+
+    chunk_bytes: int = Field(default=1 * MIB, ge=1 * KIB, le=64 * MIB)
+    """A read returns about this much; the client asks again from Stream-Next-Offset."""
+    row_group_bytes: int = Field(default=1 * MIB, ge=1 * KIB, le=64 * MIB)
+    """Payload of one Parquet row group: what a random read has to decode."""
+    cache_bytes: int = Field(default=64 * MIB, ge=0)
+    """Memory for decoded row groups; neighbours and other readers are served from it."""
+    footers_max: int = Field(default=256, ge=1)
+    """How many Parquet footers are kept open."""
+    threads: int = Field(default=2, ge=1, le=64)
+    """How many row groups are decoded at the same time."""
+
+
+class LimitSettings(Section):
+    """Bounds that keep one caller from hurting the others."""
+
+    name_bytes: int = Field(default=512, ge=16, le=4096)
+    """Longest stream name."""
+    body_bytes: int = Field(default=16 * MIB, ge=1 * KIB, le=1 * GIB)
+    """Largest body of one append (413 above it)."""
+    records_per_append: int = Field(default=100_000, ge=1)
+    """Most records in one append (413 above it)."""
+    producers_per_stream: int = Field(default=10_000, ge=1)
+    """Most producer ids a stream remembers (429 above it)."""
+    producer_id_bytes: int = Field(default=256, ge=1, le=4096)
+    """Longest producer id."""
+    stream_seq_bytes: int = Field(default=256, ge=1, le=4096)
+    """Longest Stream-Seq value."""
+    content_type_bytes: int = Field(default=256, ge=16, le=4096)
+    """Longest content type."""
+    tail_bytes: int = Field(default=128 * MIB, ge=1 * MIB)
+    """Memory for records that are durable but not yet committed, all streams together (503 above it)."""
+    live_readers: int = Field(default=10_000, ge=1)
+    """Most long-polls and SSE readers at one time (429 above it)."""
+    streams: int = Field(default=1_000_000, ge=1)
+    """Most streams (429 above it)."""
+
+
+class EngineSettings(Section):
+    """All of the engine's settings."""
+
+    wal: WalSettings = WalSettings()
+    commit: CommitSettings = CommitSettings()
+    read: ReadSettings = ReadSettings()
+    limits: LimitSettings = LimitSettings()

@@ -1,0 +1,214 @@
+"""Storage as an argument: every file operation of the WAL and of the tables passes through here.
+
+LocalStorage is a folder. A simulated one can tear, lose and reorder what was not synced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class Storage(Protocol):
+    """Paths are relative to the root and use ``/``."""
+
+    def uri(self, path: str) -> str:
+        """The address other programs open ``path`` with."""
+
+    def read(self, path: str) -> bytes:
+        """The whole file."""
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        """Open for random reads."""
+
+    def size(self, path: str) -> int:
+        """Bytes of the file."""
+
+    def put_file(self, path: str, data: pa.Buffer) -> None:
+        """Create a file nobody else knows the name of yet; durable only after sync_all."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is there."""
+
+    def names(self, path: str) -> list[str]:
+        """Names in a folder, sorted; empty where there is no such folder."""
+
+    def make_folder(self, path: str) -> None:
+        """Create the folder and its parents."""
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Create the file with all of ``data`` in one step; False if it exists already."""
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Put ``data`` in place of the file, durably and in one step."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a file or folder."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all it holds, if it is there."""
+
+    def open_append(self, path: str) -> int:
+        """Create a new file for sequential writing and return its descriptor."""
+
+    def write(self, descriptor: int, parts: list[bytes]) -> None:
+        """Write all parts at the end."""
+
+    def sync(self, descriptor: int) -> None:
+        """Make what was written durable; raises OSError if that is not certain."""
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        """Cut the file, after a write that failed half way."""
+
+    def close(self, descriptor: int) -> None:
+        """Close the descriptor."""
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+
+    def sync_all(self) -> None:
+        """Make everything written below the root durable."""
+
+
+class LocalStorage:
+    """A folder of a POSIX file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self._prefix = str(root) + "/"
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def uri(self, path: str) -> str:
+        """A plain path: what Spark, Polars and delta-rs all accept."""
+        return self._prefix + path
+
+    def read(self, path: str) -> bytes:
+        """The whole file."""
+        return Path(self._prefix + path).read_bytes()
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        """Open for random reads."""
+        return pa.OSFile(self._prefix + path)
+
+    def put_file(self, path: str, data: pa.Buffer) -> None:
+        """Create the file and its folder."""
+        target = Path(self._prefix + path)
+        try:
+            target.write_bytes(data)
+        except FileNotFoundError:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    def size(self, path: str) -> int:
+        """Bytes of the file."""
+        return Path(self._prefix + path).stat().st_size
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is there."""
+        return Path(self._prefix + path).exists()
+
+    def names(self, path: str) -> list[str]:
+        """Names in a folder, sorted."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self._prefix + path))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, path: str) -> None:
+        """Create the folder and its parents."""
+        Path(self._prefix + path).mkdir(parents=True, exist_ok=True)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Write aside, then link: a name that exists is never replaced, a half file never seen."""
+        target = Path(self._prefix + path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{id(data):x}.tmp")
+        try:
+            temporary.write_bytes(data)
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write aside, sync, rename, sync the folder."""
+        target = Path(self._prefix + path)
+        temporary = target.with_name(f".{target.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(target)
+        self._sync_directory(target.parent)
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a file or folder; the parent of the target must exist."""
+        Path(self._prefix + source).rename(self._prefix + target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        Path(self._prefix + path).unlink(missing_ok=True)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all it holds, if it is there."""
+        shutil.rmtree(self._prefix + path, ignore_errors=True)
+
+    def open_append(self, path: str) -> int:
+        """Create a new file; the folder is synced so that the name survives a power cut."""
+        target = Path(self._prefix + path)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._sync_directory(target.parent)
+        return descriptor
+
+    def write(self, descriptor: int, parts: list[bytes]) -> None:
+        """One writev; the rest in further writes where the kernel took less."""
+        written = os.writev(descriptor, parts)
+        total = sum(map(len, parts))
+        if written < total:
+            rest = memoryview(b"".join(parts))[written:]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+
+    def sync(self, descriptor: int) -> None:
+        """Fdatasync: the data and the size, not the times."""
+        os.fdatasync(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        """Cut, and write on from there."""
+        os.ftruncate(descriptor, length)
+        os.lseek(descriptor, length, os.SEEK_SET)
+
+    def close(self, descriptor: int) -> None:
+        """Close the descriptor."""
+        os.close(descriptor)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        self._sync_directory(Path(self._prefix + path))
+
+    def sync_all(self) -> None:
+        """One syncfs serves every commit since the last one (delta tables are not synced one by one)."""
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if self._libc.syncfs(descriptor) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+        finally:
+            os.close(descriptor)
+
+    def _sync_directory(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

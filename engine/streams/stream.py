@@ -1,0 +1,163 @@
+"""One incarnation of a stream: what is durable and visible, what is on its way, where its table stands."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from engine.errors import BottomlessError
+from engine.format.frame import AppendMeta, StreamMeta
+from engine.format.names import table_folder
+from engine.format.offset import START, parse_offset
+from engine.index.files import OffsetIndex
+from engine.streams.buffer import Tail
+from engine.streams.producers import ProducerState
+from engine.table.state import NO_VERSION, TableState
+from engine.types import Offset, ProducerStamp, StreamId, StreamInfo, StreamName, payload_kind
+
+
+@dataclass(slots=True)
+class Pending:
+    """What appends that are not durable yet will have changed. Dropped whole if their group fails."""
+
+    operations: int = 0
+    closed: bool = False
+    closed_by: ProducerStamp | None = None
+    producers: dict[str, ProducerState] = field(default_factory=dict)
+    stream_seq: str | None = None
+
+
+class Stream:
+    """State of one stream. Only the event loop touches it."""
+
+    def __init__(self, meta: StreamMeta, *, source: Stream | None, accessed_ms: int) -> None:
+        self.meta = meta
+        self.id = StreamId(meta.id)
+        self.name = StreamName(meta.name)
+        self.kind = payload_kind(meta.content_type)
+        self.folder = table_folder(self.name)
+        self.source = source
+        self.fork_offset = parse_offset(meta.fork_offset) if meta.fork_offset else START
+        self.forks = 0
+        self.forks_pending = 0
+
+        # Durable and visible.
+        self.tail = START
+        self.closed = False
+        self.closed_by: ProducerStamp | None = None
+        self.producers: dict[str, ProducerState] = {}
+        self.stream_seq: str | None = None
+        self.soft_deleted = False
+        self.gone = False
+        self.accessed_ms = accessed_ms
+        """Monotonic clock: a TTL must not move when the wall clock does."""
+        self.buffer = Tail()
+        self.waiters: set[asyncio.Future[bool]] = set()
+
+        # On its way.
+        self.pending: Pending | None = None
+        self.assigned = START
+
+        # The table.
+        self.table: TableState | None = None
+        self.index: OffsetIndex | None = None
+        self.committed = START
+        self.durable_version = NO_VERSION
+        """The version known to have survived a sync: the mark recovery insists on (F1)."""
+        self.version = NO_VERSION
+        self.state_changed = False
+        self.producers_changed: set[str] = set()
+        self.dirty_since_ms: int | None = None
+        self.is_committing = False
+        self.fault: BottomlessError | None = None
+
+    def begin_at(self, tail: Offset) -> None:
+        """Set the position before the first record."""
+        self.tail = self.assigned = self.committed = tail
+
+    def begin_tail(self, tail: Offset) -> None:
+        """Move the tail forward while the WAL is replayed."""
+        self.tail = self.assigned = max(self.tail, tail)
+
+    # What appends still on their way will have done counts for the next append.
+
+    @property
+    def closed_soon(self) -> bool:
+        """Closed, or about to be."""
+        return self.closed or (self.pending is not None and self.pending.closed)
+
+    @property
+    def closed_by_soon(self) -> ProducerStamp | None:
+        """The producer stamp that closed it or is about to."""
+        if self.pending is not None and self.pending.closed:
+            return self.pending.closed_by
+        return self.closed_by
+
+    def producer_soon(self, producer_id: str) -> ProducerState | None:
+        """The producer's state with what is on its way."""
+        if self.pending is not None and producer_id in self.pending.producers:
+            return self.pending.producers[producer_id]
+        return self.producers.get(producer_id)
+
+    @property
+    def stream_seq_soon(self) -> str | None:
+        """The last Stream-Seq with what is on its way."""
+        if self.pending is not None and self.pending.stream_seq is not None:
+            return self.pending.stream_seq
+        return self.stream_seq
+
+    def producer_count_soon(self) -> int:
+        """Producer ids, those on their way included (an upper bound)."""
+        extra = 0 if self.pending is None else len(self.pending.producers)
+        return len(self.producers) + extra
+
+    def apply_append(self, *, closes: bool, meta: AppendMeta | None) -> None:
+        """The part of a durable append that is not records."""
+        stamp = None
+        if meta is not None:
+            if meta.producer_id is not None:
+                state = ProducerState(meta.producer_epoch, meta.producer_seq)
+                self.producers[meta.producer_id] = state
+                self.producers_changed.add(meta.producer_id)
+                stamp = ProducerStamp(meta.producer_id, state.epoch, state.seq)
+            if meta.stream_seq is not None:
+                self.stream_seq = meta.stream_seq
+                self.state_changed = True
+        if closes:
+            self.closed = True
+            self.closed_by = stamp
+            self.state_changed = True
+
+    def is_expired(self, *, now_ms: int, monotonic_ms: int) -> bool:
+        """Past its Expires-At, or its TTL has run out since the last access."""
+        if self.meta.expires_at_ms is not None and now_ms >= self.meta.expires_at_ms:
+            return True
+        if self.meta.ttl_seconds is None:
+            return False
+        return monotonic_ms - self.accessed_ms >= self.meta.ttl_seconds * 1000
+
+    @property
+    def needs_commit(self) -> bool:
+        """Something durable is not in the table yet (a fresh stream without records can wait)."""
+        if self.buffer.records:
+            return True
+        return bool(self.producers_changed) or self.state_changed
+
+    def wake(self) -> None:
+        """Tell every live reader that something changed."""
+        waiters, self.waiters = self.waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    def info(self) -> StreamInfo:
+        """What HEAD tells."""
+        return StreamInfo(
+            name=self.name,
+            id=self.id,
+            content_type=self.meta.content_type,
+            tail=self.tail,
+            closed=self.closed,
+            ttl_seconds=self.meta.ttl_seconds,
+            expires_at=self.meta.expires_at,
+        )

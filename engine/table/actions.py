@@ -1,0 +1,183 @@
+"""Delta actions as the engine writes and reads them, and one log entry made of them.
+
+commitInfo is the last line of an entry and counts the lines before it: an entry that a power cut left
+short or empty is thereby recognised (F1), although each of its lines may be good JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+import orjson
+
+from engine.format.offset import format_stored, parse_offset
+from engine.types import Offset
+
+OWNER_APP: Final = "bottomless:owner"
+EPOCH_APP: Final = "bottomless:epoch"
+COUNTER_APP: Final = "bottomless:counter"
+ACCESSED_APP: Final = "bottomless:accessed"
+PRODUCER_APP: Final = "bottomless:producer:"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file of a stream: where it is and which offsets it holds."""
+
+    path: str
+    size: int
+    first: Offset
+    last: Offset
+    rows: int
+    partition: str = ""
+
+
+@dataclass(slots=True)
+class LogEntry:
+    """What one version of the table says."""
+
+    adds: list[DataFile] = field(default_factory=list)
+    removes: list[str] = field(default_factory=list)
+    txns: dict[str, int] = field(default_factory=dict)
+    configuration: dict[str, str] | None = None
+
+
+class _Values(msgspec.Struct):
+    offset: str | None = None
+
+
+class _Stats(msgspec.Struct):
+    numRecords: int = 0  # noqa: N815  (Delta's own spelling)
+    minValues: _Values | None = None  # noqa: N815
+    maxValues: _Values | None = None  # noqa: N815
+
+
+class _Add(msgspec.Struct):
+    path: str
+    size: int
+    stats: str | None = None
+
+
+class _Remove(msgspec.Struct):
+    path: str
+
+
+class _Txn(msgspec.Struct):
+    appId: str  # noqa: N815
+    version: int
+
+
+class _MetaData(msgspec.Struct):
+    configuration: dict[str, str] = {}
+
+
+class _CommitInfo(msgspec.Struct):
+    actions: int | None = None
+
+
+class _Line(msgspec.Struct):
+    add: _Add | None = None
+    remove: _Remove | None = None
+    txn: _Txn | None = None
+    metaData: _MetaData | None = None  # noqa: N815
+    commitInfo: _CommitInfo | None = None  # noqa: N815
+
+
+_decode_line: Final = msgspec.json.Decoder(_Line).decode
+_decode_stats: Final = msgspec.json.Decoder(_Stats).decode
+
+
+class EntryDamaged(ValueError):
+    """A log entry is empty, cut short or not JSON."""
+
+
+def data_file(path: str, size: int, stats: str | None) -> DataFile:
+    """A file as the log describes it; ours always carry exact offset statistics."""
+    values = _decode_stats(stats) if stats else _Stats()
+    if values.minValues is None or values.maxValues is None:
+        raise EntryDamaged(f"file {path} has no offset statistics")
+    first, last = values.minValues.offset, values.maxValues.offset
+    if first is None or last is None:
+        raise EntryDamaged(f"file {path} has no offset statistics")
+    return DataFile(path, size, parse_offset(first), parse_offset(last), values.numRecords)
+
+
+def encode_add(file: DataFile, *, epoch_first: int, epoch_last: int, data_change: bool) -> bytes:
+    """An add action with the statistics that let every reader skip files."""
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {
+            "offset": format_stored(file.first),
+            "flushed_at": _iso_ms(epoch_first),
+        },
+        "maxValues": {
+            "offset": format_stored(file.last),
+            "flushed_at": _iso_ms(epoch_last),
+        },
+        "nullCount": {"offset": 0, "flushed_at": 0},
+    }
+    add = {
+        "path": file.path,
+        "partitionValues": {"flush_date": file.partition},
+        "size": file.size,
+        "modificationTime": epoch_last,
+        "dataChange": data_change,
+        "stats": orjson.dumps(stats).decode(),
+    }
+    return orjson.dumps({"add": add})
+
+
+def encode_txn(app_id: str, version: int) -> bytes:
+    """A txn action: a number that is replaced in one step with the data."""
+    return orjson.dumps({"txn": {"appId": app_id, "version": version}})
+
+
+def encode_entry(lines: list[bytes], *, operation: str, timestamp_ms: int) -> bytes:
+    """A whole log entry."""
+    info = {
+        "timestamp": timestamp_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "engineInfo": "bottomless",
+        "actions": len(lines),
+    }
+    return b"\n".join([*lines, orjson.dumps({"commitInfo": info})]) + b"\n"
+
+
+def decode_entry(data: bytes) -> LogEntry:
+    """Read an entry; EntryDamaged where it is not whole."""
+    if not data.endswith(b"\n"):
+        raise EntryDamaged("the entry is empty or cut short")
+    entry = LogEntry()
+    lines = data.splitlines()
+    counted: int | None = None
+    try:
+        for raw in lines:
+            line = _decode_line(raw)
+            _collect(entry, line)
+            if line.commitInfo is not None:
+                counted = line.commitInfo.actions
+    except msgspec.DecodeError as error:
+        raise EntryDamaged(str(error)) from error
+    if counted is not None and counted != len(lines) - 1:
+        raise EntryDamaged(f"the entry has {len(lines) - 1} of {counted} actions")
+    return entry
+
+
+
+def _collect(entry: LogEntry, line: _Line) -> None:
+    if line.add is not None:
+        entry.adds.append(data_file(line.add.path, line.add.size, line.add.stats))
+    if line.remove is not None:
+        entry.removes.append(line.remove.path)
+    if line.txn is not None:
+        entry.txns[line.txn.appId] = line.txn.version
+    if line.metaData is not None:
+        entry.configuration = line.metaData.configuration
+
+
+def _iso_ms(epoch_ms: int) -> str:
+    return f"{np.datetime64(epoch_ms, 'ms')}Z"

@@ -1,0 +1,165 @@
+"""The values that cross the engine's border: frozen, validated at birth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NewType
+
+from engine.errors import BadStreamName
+
+Offset = NewType("Offset", int)
+"""A position in a stream; see engine.format.offset for its two halves."""
+
+StreamName = NewType("StreamName", str)
+"""A name that passed check_stream_name."""
+
+StreamId = NewType("StreamId", int)
+"""One incarnation of a stream: a name that is deleted and created again gets another id."""
+
+RESERVED_PREFIX: Final = "__ds"
+_FORBIDDEN_SEGMENTS: Final = frozenset({"", ".", "..", "_delta_log", "_checkpoints"})
+
+
+def check_stream_name(name: str, *, bytes_max: int) -> StreamName:
+    """Refuse names that storage, logs or other tools could misread.
+
+    A name is one or more segments joined by ``/``. Control, format (bidi, zero width), surrogate,
+    private and unassigned characters are refused, because two names that look alike must not differ.
+    """
+    if not name or len(name.encode("utf-8", "surrogatepass")) > bytes_max:
+        raise BadStreamName(f"a stream name has 1 to {bytes_max} bytes")
+    if not name.isprintable() or "\\" in name:
+        raise BadStreamName("the stream name holds a character that is not allowed")
+    segments = name.split("/")
+    for segment in segments:
+        if segment in _FORBIDDEN_SEGMENTS:
+            raise BadStreamName(f"the stream name holds the segment {segment!r}")
+    if segments[0] == RESERVED_PREFIX:
+        raise BadStreamName("names below __ds are reserved")
+    return StreamName(name)
+
+
+def media_type_of(content_type: str) -> str:
+    """The part of a content type that is compared: before the semicolon, trimmed, lower case."""
+    return content_type.split(";", 1)[0].strip().lower()
+
+
+class PayloadKind(Enum):
+    """How a stream's records are checked, stored and joined on reading."""
+
+    JSON = "json"
+    TEXT = "text"
+    BYTES = "bytes"
+
+
+def payload_kind(content_type: str) -> PayloadKind:
+    """JSON for application/json, TEXT for text/* in UTF-8, BYTES for everything else."""
+    media_type = media_type_of(content_type)
+    if media_type == "application/json":
+        return PayloadKind.JSON
+    if media_type.startswith("text/"):
+        parameters = content_type.lower().replace(" ", "").replace('"', "")
+        charset = parameters.partition("charset=")[2].split(";")[0]
+        if charset in ("", "utf-8", "utf8", "us-ascii"):
+            return PayloadKind.TEXT
+    return PayloadKind.BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """Where a new stream branches off: the source and the position in it."""
+
+    source: StreamName
+    offset: Offset | None = None
+    sub_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """Everything a PUT says about the stream it wants."""
+
+    content_type: str | None = None
+    ttl_seconds: int | None = None
+    expires_at: str | None = None
+    expires_at_ms: int | None = None
+    closed: bool = False
+    body: bytes = b""
+    fork: ForkRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStamp:
+    """One idempotent append: who, which life of it, which number."""
+
+    id: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """Everything a POST says. An empty body with close=True only closes."""
+
+    content_type: str | None
+    body: bytes
+    close: bool = False
+    producer: ProducerStamp | None = None
+    stream_seq: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateResult:
+    """What a create did and the state after it."""
+
+    created: bool
+    content_type: str
+    tail: Offset
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What an append did: the tail after it, and the producer state it left."""
+
+    tail: Offset
+    closed: bool
+    duplicate: bool = False
+    producer_epoch: int = 0
+    producer_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What HEAD tells."""
+
+    name: StreamName
+    id: StreamId
+    content_type: str
+    tail: Offset
+    closed: bool
+    ttl_seconds: int | None
+    expires_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """One chunk: whole records after ``start``, and the position after the last of them.
+
+    ``pieces`` are runs of records; JSON runs hold their records joined by commas, other runs are plain
+    concatenations. ``up_to_date`` says nothing more existed when the chunk was planned.
+    """
+
+    stream_id: StreamId
+    content_type: str
+    kind: PayloadKind
+    start: Offset
+    end: Offset
+    pieces: tuple[bytes | memoryview, ...]
+    up_to_date: bool
+    closed: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """No record after ``start``."""
+        return not self.pieces

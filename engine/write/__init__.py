@@ -1,0 +1,1 @@
+"""One record's way in: ingest, group, wal, buffer, committer, trim; recovery at start."""

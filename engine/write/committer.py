@@ -1,0 +1,276 @@
+"""The committer: turns tails into Delta versions, by size or age, a few streams at a time, oldest first.
+
+Everything a commit holds is taken in one moment on the event loop: all records of the tail and the state
+they led to. So a table never knows a producer's append without its records, nor the reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from engine import metrics
+from engine.clock import Clock
+from engine.errors import BottomlessError, DataCorrupt, Fenced, TableDamaged
+from engine.settings import EngineSettings
+from engine.storage import Storage
+from engine.streams.stream import Stream
+from engine.table.checkpoint import write_checkpoint
+from engine.table.commit import Applied, CommitRequest, commit
+from engine.table.state import NO_VERSION, TableState, load_state
+from engine.write.state import commit_request
+
+TRASH_FOLDER: Final = "_trash"
+_RETRY_MS: Final = 1000
+_log: Final = structlog.get_logger("engine.committer")
+
+
+class Committer:
+    """Owns every Delta commit of this process."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        clock: Clock,
+        settings: EngineSettings,
+        *,
+        rng: random.Random,
+        owner: int,
+    ) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._settings = settings
+        self._rng = rng
+        self._owner = owner
+        self._pool = ThreadPoolExecutor(settings.commit.threads, "commit")
+        self._waiting: dict[Stream, None] = {}
+        """Streams with something to commit, oldest first."""
+        self._full: dict[Stream, None] = {}
+        """Those of them that need not wait for the interval."""
+        self._active: set[asyncio.Task[None]] = set()
+        self._trashing: dict[str, Stream] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._draining = False
+        self.tail_bytes = 0
+        """Payload bytes in all tails."""
+        self.tail_records = 0
+
+    def start(self) -> None:
+        """Begin to commit."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="committer")
+
+    def changed(self, stream: Stream, *, payload_bytes: int, records: int) -> None:
+        """The stream holds something its table does not."""
+        self.tail_bytes += payload_bytes
+        self.tail_records += records
+        if stream.dirty_since_ms is None and not stream.is_committing:
+            stream.dirty_since_ms = self._clock.monotonic_ms()
+            self._waiting[stream] = None
+            if len(self._waiting) == 1:
+                self._wake.set()
+        if stream.buffer.payload_bytes >= self._settings.commit.bytes and stream not in self._full:
+            self._full[stream] = None
+            self._wake.set()
+
+    def discard(self, stream: Stream) -> None:
+        """The stream is gone: forget its tail, remove its table."""
+        self.tail_bytes -= stream.buffer.payload_bytes
+        self.tail_records -= stream.buffer.records
+        stream.buffer.drop_through(stream.tail)
+        self._waiting.pop(stream, None)
+        self._full.pop(stream, None)
+        if stream.version == NO_VERSION and not stream.is_committing:
+            return
+        self._trashing[stream.folder] = stream
+        if not stream.is_committing:
+            self._spawn(self._trash(stream))
+
+    @property
+    def trash(self) -> list[Stream]:
+        """Streams whose folders are still to be removed."""
+        return list(self._trashing.values())
+
+    def lag_seconds(self) -> float:
+        """Age of the oldest thing not yet committed."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None or oldest.dirty_since_ms is None:
+            return 0.0
+        return max(0, self._clock.monotonic_ms() - oldest.dirty_since_ms) / 1000
+
+    async def drain(self, streams: list[Stream]) -> list[Stream]:
+        """Commit everything now; returns the streams whose commit failed."""
+        self._draining = True
+        for stream in streams:
+            if stream.fault is None and not stream.is_committing:
+                self._waiting.setdefault(stream)
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        self._pool.shutdown()
+        return [stream for stream in streams if stream.needs_commit and not stream.gone]
+
+    async def _run(self) -> None:
+        while True:
+            delay_ms = self._start_due()
+            if self._draining and not self._active and not self._waiting:
+                return
+            self._wake.clear()
+            try:
+                timeout = None if delay_ms is None else delay_ms / 1000
+                await asyncio.wait_for(self._wake.wait(), timeout)
+            except TimeoutError:
+                pass
+
+    def _start_due(self) -> int | None:
+        """Start what is due as far as threads are free; returns ms until the next one is due."""
+        for stream in list(self._full):
+            if not self._start(stream):
+                break
+        now = self._clock.monotonic_ms()
+        for stream in list(self._waiting):
+            since = now if stream.dirty_since_ms is None else stream.dirty_since_ms
+            remaining = since + self._settings.commit.interval_ms - now
+            if remaining > 0 and not self._draining:
+                return remaining
+            if not self._start(stream):
+                break
+        return None
+
+    def _start(self, stream: Stream) -> bool:
+        if len(self._active) >= self._settings.commit.threads:
+            return False
+        if stream.folder in self._trashing:
+            # The predecessor of the same name must be out of the folder first; its end wakes us.
+            return True
+        self._waiting.pop(stream, None)
+        self._full.pop(stream, None)
+        if stream.fault is None and not stream.gone:
+            stream.dirty_since_ms = None
+            stream.is_committing = True
+            self._spawn(self._commit(stream))
+        return True
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._active.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._active.discard(task)
+        self._wake.set()
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("commit task failed", exc_info=task.exception())
+
+    async def _commit(self, stream: Stream) -> None:
+        begun = self._clock.monotonic_ms()
+        request = self._request(stream)
+        producers, stream.producers_changed = stream.producers_changed, set()
+        state_changed, stream.state_changed = stream.state_changed, False
+        loop = asyncio.get_running_loop()
+        try:
+            state, applied = await loop.run_in_executor(
+                self._pool, self._commit_blocking, stream, request
+            )
+        except BottomlessError as error:
+            stream.producers_changed |= producers
+            stream.state_changed |= state_changed
+            self._failed(stream, error)
+        else:
+            self._committed(stream, request, state, applied)
+            metrics.commit_seconds.observe((self._clock.monotonic_ms() - begun) / 1000)
+            if not stream.gone:
+                await self._checkpoint(stream)
+        stream.is_committing = False
+        if stream.gone:
+            self._spawn(self._trash(stream))
+        elif stream.needs_commit and stream.table is not None:
+            self.changed(stream, payload_bytes=0, records=0)
+
+    def _request(self, stream: Stream) -> CommitRequest:
+        now_ms = self._clock.now_ms()
+        idle_ms = self._clock.monotonic_ms() - stream.accessed_ms
+        return commit_request(
+            stream,
+            self._settings,
+            owner=self._owner,
+            now_ms=now_ms,
+            accessed_ms=max(0, now_ms - idle_ms),
+            token=f"{now_ms:013d}-{self._rng.getrandbits(64):016x}",
+        )
+
+    def _commit_blocking(
+        self, stream: Stream, request: CommitRequest
+    ) -> tuple[TableState, Applied]:
+        state = stream.table
+        if state is None:
+            state = TableState()
+            if stream.version != NO_VERSION:
+                state = load_state(self._storage, stream.folder, durable_version=None)
+                if state.version < stream.version:
+                    raise TableDamaged(f"the table of {stream.name} lost versions it had")
+        return state, commit(self._storage, stream.folder, state, request)
+
+    def _committed(
+        self, stream: Stream, request: CommitRequest, state: TableState, applied: Applied
+    ) -> None:
+        metrics.commits.inc()
+        for version, entry in applied:
+            state.apply(entry, version)
+            if entry.removes:
+                stream.index = None
+            elif stream.index is not None:
+                stream.index.append(entry.adds)
+        stream.table = state
+        stream.version = state.version
+        stream.committed = request.tail
+        if stream.gone:
+            return
+        before_bytes, before_records = stream.buffer.payload_bytes, stream.buffer.records
+        stream.buffer.drop_through(request.tail)
+        self.tail_bytes -= before_bytes - stream.buffer.payload_bytes
+        self.tail_records -= before_records - stream.buffer.records
+
+    def _failed(self, stream: Stream, error: BottomlessError) -> None:
+        """Nothing is lost: the records stay in the WAL and in the tail."""
+        metrics.commit_failures.inc()
+        _log.error("commit failed", stream=stream.name, error=str(error), hint=error.hint)
+        # A table may be half way to the next version; what it says is read again.
+        stream.table = None
+        if isinstance(error, Fenced | DataCorrupt):
+            stream.fault = error
+        elif not self._draining:
+            stream.dirty_since_ms = self._clock.monotonic_ms() + _RETRY_MS
+            self._waiting[stream] = None
+
+    async def _checkpoint(self, stream: Stream) -> None:
+        if stream.version == 0 or stream.version % self._settings.commit.checkpoint_every:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._pool, write_checkpoint, self._storage, stream.folder)
+        except Exception as error:  # noqa: BLE001  (supervised: a checkpoint only saves time)
+            _log.warning("checkpoint failed", stream=stream.name, error=str(error))
+        else:
+            metrics.checkpoints.inc()
+
+    async def _trash(self, stream: Stream) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._pool, self._trash_blocking, stream)
+        finally:
+            self._trashing.pop(stream.folder, None)
+
+    def _trash_blocking(self, stream: Stream) -> None:
+        """Out of the way in one step, so that a successor can use the folder; then removed."""
+        if not self._storage.exists(stream.folder):
+            return
+        target = f"{TRASH_FOLDER}/{stream.folder}-{stream.id:x}"
+        self._storage.make_folder(TRASH_FOLDER)
+        self._storage.rename(stream.folder, target)
+        self._storage.remove_folder(target)

@@ -1,0 +1,163 @@
+"""Group commit: all operations that arrive while one group is being written become the next group.
+
+One group is in flight at a time. So offsets are given out against durable state only, and a failed group
+takes everything down that was judged against it: nothing speculative survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from engine import metrics
+from engine.clock import Clock
+from engine.errors import BottomlessError, Overloaded, StorageUnavailable
+from engine.settings import WalSettings
+from engine.streams.registry import Registry
+from engine.write.operations import AppendOperation, DeleteOperation, Operation, Outcome
+from engine.write.wal import Group, Wal, Written
+
+_CLOSED: Final = "the server is stopping"
+
+
+class GroupCommit:
+    """Collects operations, seals them into groups, applies them when they are durable."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        clock: Clock,
+        settings: WalSettings,
+        *,
+        registry: Registry,
+        outcome: Outcome,
+    ) -> None:
+        self._wal = wal
+        self._clock = clock
+        self._settings = settings
+        self._registry = registry
+        self._outcome = outcome
+        self._loop = asyncio.get_running_loop()
+        self._open: list[Operation] = []
+        self._open_bytes = 0
+        self._opened_ms = 0
+        self._in_flight: list[Operation] | None = None
+        self._seal_scheduled = False
+        self._idle: asyncio.Future[None] | None = None
+        self._stopped = False
+        self.lsn = 0
+        """The LSN of the last durable group."""
+        self.epoch = 0
+        """No group may get a lower epoch than this."""
+        self.on_written: Callable[[int, int, list[Operation]], None] | None = None
+
+    def check_room(self, payload_bytes: int) -> None:
+        """Refuse before anything is changed."""
+        if self._stopped:
+            raise StorageUnavailable(_CLOSED)
+        if self._open_bytes + payload_bytes > self._settings.group_bytes_max and self._open:
+            raise Overloaded(
+                "too many bytes wait for the disk", hint="Try again shortly.", retry_after_ms=200
+            )
+
+    def future(self) -> asyncio.Future[None]:
+        """A future for the next operation."""
+        return self._loop.create_future()
+
+    def submit(self, operation: Operation) -> None:
+        """Add to the open group; its future resolves when the group is durable."""
+        if not self._open:
+            self._opened_ms = self._clock.monotonic_ms()
+        self._open.append(operation)
+        self._open_bytes += operation.payload_bytes
+        if self._in_flight is None and not self._seal_scheduled:
+            # One turn of the loop later: everything parsed in this turn shares the write.
+            self._seal_scheduled = True
+            self._loop.call_soon(self._seal)
+
+    async def barrier(self) -> None:
+        """Wait until everything submitted so far is durable or has failed."""
+        operations = self._open or self._in_flight
+        if not operations:
+            return
+        last = operations[-1].done
+        await asyncio.wait([last])
+        error = last.exception()
+        if error is not None:
+            raise error
+
+    async def drain(self) -> None:
+        """Take no more operations and wait for those under way."""
+        self._stopped = True
+        while self._in_flight is not None or self._open:
+            if self._idle is None:
+                self._idle = self._loop.create_future()
+            await self._idle
+
+    def _seal(self) -> None:
+        self._seal_scheduled = False
+        if not self._open:
+            return
+        operations, self._open, self._open_bytes = self._open, [], 0
+        self._in_flight = operations
+        self.epoch = max(self.epoch, self._clock.now_ms())
+        parts: list[bytes | memoryview] = []
+        for operation in operations:
+            parts += operation.encode(self.epoch)
+        group = Group(self.lsn + 1, self.epoch, len(operations), parts)
+        self._wal.submit(group, self._written_on_wal_thread)
+
+    def _written_on_wal_thread(self, written: Written) -> None:
+        self._loop.call_soon_threadsafe(self._written, written)
+
+    def _written(self, written: Written) -> None:
+        operations, self._in_flight = self._in_flight, None
+        assert operations is not None
+        if written.error is None:
+            self._apply(operations, written)
+        else:
+            self._fail(operations, written.error)
+        if self._open:
+            self._seal()
+        elif self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def _apply(self, operations: list[Operation], written: Written) -> None:
+        self.lsn += 1
+        for operation in operations:
+            operation.apply(self._outcome)
+            if not operation.done.done():
+                operation.done.set_result(None)
+            if type(operation) is DeleteOperation:
+                # A successor of the same name must start above every offset of this one.
+                self.epoch += 1
+        if self.on_written is not None:
+            self.on_written(written.segment, written.bytes, operations)
+        self._count(operations, written)
+
+    def _count(self, operations: list[Operation], written: Written) -> None:
+        records = sum(
+            operation.records.count
+            for operation in operations
+            if type(operation) is AppendOperation
+        )
+        metrics.append_records.inc(records)
+        metrics.append_bytes.inc(sum(operation.payload_bytes for operation in operations))
+        metrics.append_batch_records.observe(records)
+        metrics.wal_fsync_seconds.observe(written.milliseconds / 1000)
+        metrics.append_ack_seconds.observe((self._clock.monotonic_ms() - self._opened_ms) / 1000)
+        metrics.queue_bytes.set(self._open_bytes)
+
+    def _fail(self, operations: list[Operation], error: BottomlessError) -> None:
+        """Everything that was judged as if these were durable fails with them."""
+        metrics.storage_failures.labels(op="wal").inc()
+        operations, self._open, self._open_bytes = operations + self._open, [], 0
+        for operation in operations:
+            stream = operation.stream
+            stream.pending = None
+            stream.assigned = stream.tail
+            if not operation.done.done():
+                operation.done.set_exception(error)
+        self._registry.forget_announcements()

@@ -1,0 +1,77 @@
+"""From a request's body to records: split, check, refuse. Whatever could fail at commit fails here (F8).
+
+JSON records keep their own bytes: a big integer, 1.0, key order and duplicate keys all survive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from engine.errors import BadJson, BadText, PayloadTooLarge
+from engine.format.batch import SEPARATOR
+from engine.settings import LimitSettings
+from engine.types import PayloadKind
+
+_decode_array: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_one: Final = msgspec.json.Decoder(msgspec.Raw).decode
+_JSON_SPACE: Final = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of one append, as a batch wants them; offsets come later."""
+
+    count: int
+    data: bytes
+    lengths: np.ndarray | None
+
+
+NO_RECORDS: Final = Records(0, b"", None)
+
+
+def parse_body(body: bytes, kind: PayloadKind, limits: LimitSettings) -> Records:
+    """Records of a non-empty body; a JSON array is taken apart one level deep and may be empty."""
+    if len(body) > limits.body_bytes:
+        raise PayloadTooLarge(f"the body is larger than {limits.body_bytes} bytes")
+    if kind is PayloadKind.BYTES:
+        return Records(1, body, None)
+    _check_utf8(body, kind)
+    if kind is PayloadKind.TEXT:
+        return Records(1, body, None)
+    return _parse_json(body, limits)
+
+
+def _check_utf8(body: bytes, kind: PayloadKind) -> None:
+    if body.isascii():
+        return
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"the body is not valid UTF-8 (byte {error.start})"
+        raise (BadJson if kind is PayloadKind.JSON else BadText)(message) from error
+
+
+def _parse_json(body: bytes, limits: LimitSettings) -> Records:
+    try:
+        if not body.lstrip(_JSON_SPACE).startswith(b"["):
+            return Records(1, bytes(_decode_one(body)).strip(_JSON_SPACE), None)
+        records = _decode_array(body)
+    except msgspec.DecodeError as error:
+        raise BadJson(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise BadJson("the JSON body is nested too deeply") from error
+    if not records:
+        return NO_RECORDS
+    if len(records) > limits.records_per_append:
+        raise PayloadTooLarge(
+            f"an append holds at most {limits.records_per_append} records",
+            hint="Send the records in several appends.",
+        )
+    if len(records) == 1:
+        return Records(1, bytes(records[0]), None)
+    lengths = np.fromiter(map(len, records), dtype="<u4", count=len(records))
+    return Records(len(records), SEPARATOR.join(records), lengths)

@@ -1,0 +1,152 @@
+"""What can be made durable: create, append (with or without closing), delete.
+
+An operation is encoded when its group is sealed, which is when offsets are given out, and applied when
+the group is durable, which is when readers may see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from engine.format.batch import Batch
+from engine.format.frame import AppendMeta, encode_append, encode_create, encode_delete
+from engine.format.offset import START, epoch_of, make_offset
+from engine.streams.producers import ProducerState
+from engine.streams.stream import Pending, Stream
+from engine.types import Offset, ProducerStamp
+from engine.write.ingest import Records
+
+
+class Outcome(Protocol):
+    """Where a durable operation takes effect; the Log is one."""
+
+    def created(self, stream: Stream) -> None:
+        """A stream exists."""
+
+    def appended(self, stream: Stream, batch: Batch | None) -> None:
+        """A stream has grown or was closed."""
+
+    def deleted(self, stream: Stream) -> None:
+        """A stream was deleted or has expired."""
+
+
+class CreateOperation:
+    """A new stream; records and closing follow as operations of their own in the same group."""
+
+    __slots__ = ("done", "payload_bytes", "stream")
+
+    def __init__(self, stream: Stream, done: asyncio.Future[None]) -> None:
+        self.stream = stream
+        self.done = done
+        self.payload_bytes = 0
+
+    def encode(self, epoch: int) -> list[bytes | memoryview]:
+        """The tail of an empty stream is the moment it was created; a fork's is where it branched off."""
+        base = self.stream.fork_offset if self.stream.source else make_offset(epoch, 0)
+        self.stream.begin_at(base)
+        return [*encode_create(self.stream.meta)]
+
+    def apply(self, outcome: Outcome) -> None:
+        """The stream exists from now on."""
+        outcome.created(self.stream)
+
+
+class AppendOperation:
+    """Records for one stream, closing it, or both."""
+
+    __slots__ = ("batch", "closes", "done", "meta", "payload_bytes", "records", "stream")
+
+    def __init__(
+        self,
+        stream: Stream,
+        records: Records,
+        done: asyncio.Future[None],
+        *,
+        closes: bool,
+        producer: ProducerStamp | None = None,
+        stream_seq: str | None = None,
+    ) -> None:
+        self.stream = stream
+        self.records = records
+        self.done = done
+        self.closes = closes
+        self.payload_bytes = len(records.data)
+        self.batch: Batch | None = None
+        self.meta: AppendMeta | None = None
+        if producer is not None:
+            self.meta = AppendMeta(producer.id, producer.epoch, producer.seq, stream_seq)
+        elif stream_seq is not None:
+            self.meta = AppendMeta(stream_seq=stream_seq)
+        self._announce(producer, stream_seq)
+
+    def _announce(self, producer: ProducerStamp | None, stream_seq: str | None) -> None:
+        """Later appends are judged as if this one were durable already."""
+        pending = self.stream.pending
+        if pending is None:
+            pending = self.stream.pending = Pending()
+        pending.operations += 1
+        if producer is not None:
+            pending.producers[producer.id] = ProducerState(producer.epoch, producer.seq)
+        if stream_seq is not None:
+            pending.stream_seq = stream_seq
+        if self.closes:
+            pending.closed = True
+            pending.closed_by = producer
+
+    def encode(self, epoch: int) -> list[bytes | memoryview]:
+        """Give out offsets: the counter goes on within an epoch and restarts with a new one."""
+        stream, records = self.stream, self.records
+        previous = stream.assigned
+        if records.count:
+            first = next_offset(previous, epoch)
+            self.batch = Batch(first, records.count, records.data, records.lengths)
+            stream.assigned = self.batch.last
+        return encode_append(
+            stream.id, previous, self.batch, closes=self.closes, meta=self.meta
+        )
+
+    def apply(self, outcome: Outcome) -> None:
+        """The records can be read from now on."""
+        stream = self.stream
+        pending = stream.pending
+        if pending is not None:
+            pending.operations -= 1
+            if pending.operations == 0:
+                stream.pending = None
+        if self.batch is not None:
+            stream.buffer.append(self.batch)
+            stream.tail = self.batch.last
+        if self.meta is not None or self.closes:
+            stream.apply_append(closes=self.closes, meta=self.meta)
+        outcome.appended(stream, self.batch)
+
+
+class DeleteOperation:
+    """The end of a stream."""
+
+    __slots__ = ("done", "payload_bytes", "stream")
+
+    def __init__(self, stream: Stream, done: asyncio.Future[None]) -> None:
+        self.stream = stream
+        self.done = done
+        self.payload_bytes = 0
+
+    def encode(self, epoch: int) -> list[bytes | memoryview]:
+        """A delete names the incarnation, so it can never hit its successor."""
+        del epoch
+        return [*encode_delete(self.stream.id)]
+
+    def apply(self, outcome: Outcome) -> None:
+        """The stream is gone, or hidden while forks need it."""
+        outcome.deleted(self.stream)
+
+
+Operation = CreateOperation | AppendOperation | DeleteOperation
+
+
+def next_offset(previous: Offset, epoch: int) -> Offset:
+    """The offset after ``previous`` in a group of this epoch."""
+    if previous != START and epoch_of(previous) >= epoch:
+        return Offset(previous + 1)
+    return make_offset(epoch, 1)

@@ -1,0 +1,337 @@
+"""The write side behind the Log: judges each request against what is durable and what is on its way.
+
+Judging and submitting happen in one turn of the event loop, so two requests for one stream or producer
+can never be judged against the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from engine.clock import Clock
+from engine.errors import (
+    ContentTypeMismatch,
+    InvalidRequest,
+    Overloaded,
+    SequenceRegressed,
+    StreamClosed,
+    StreamExists,
+    StreamGone,
+    StreamNotFound,
+    TooManyProducers,
+    TooManyStreams,
+)
+from engine.format.frame import StreamMeta
+from engine.format.names import table_folder
+from engine.format.offset import format_stored
+from engine.settings import EngineSettings
+from engine.streams.producers import ProducerState, is_duplicate
+from engine.streams.registry import Registry
+from engine.streams.stream import Stream
+from engine.types import (
+    AppendRequest,
+    AppendResult,
+    CreateRequest,
+    CreateResult,
+    Offset,
+    StreamName,
+    media_type_of,
+    payload_kind,
+)
+from engine.write.committer import Committer
+from engine.write.group import GroupCommit
+from engine.write.ingest import NO_RECORDS, Records, parse_body
+from engine.write.operations import AppendOperation, CreateOperation, DeleteOperation
+from engine.write.trim import Segments
+
+DEFAULT_CONTENT_TYPE = "application/octet-stream"
+
+
+class Writer:
+    """Create, append, close, delete."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        registry: Registry,
+        group: GroupCommit,
+        committer: Committer,
+        segments: Segments,
+        foreign_folders: set[str],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._registry = registry
+        self._group = group
+        self._committer = committer
+        self._segments = segments
+        self._foreign_folders = foreign_folders
+
+    # Create.
+
+    async def create(
+        self, name: StreamName, request: CreateRequest, *, source: Stream | None, prefix: Records
+    ) -> CreateResult:
+        """Create a stream, or confirm one that is the same.
+
+        ``source`` and ``prefix`` are a fork's origin and the records that a sub-offset copies from it.
+        """
+        existing = self._live_soon(name)
+        if existing is not None:
+            return await self._confirm(existing, request)
+        stream = self._new_stream(name, request, source)
+        records = NO_RECORDS
+        if request.body:
+            records = parse_body(request.body, stream.kind, self._settings.limits)
+        self._check_room(len(records.data) + len(prefix.data))
+        self._registry.announce(name, stream)
+        done = self._group.future()
+        self._group.submit(CreateOperation(stream, done))
+        if prefix.count:
+            self._group.submit(AppendOperation(stream, prefix, self._group.future(), closes=False))
+        if records.count or request.closed:
+            operation = AppendOperation(stream, records, self._group.future(), closes=request.closed)
+            self._group.submit(operation)
+        if source is not None:
+            source.forks_pending += 1
+        try:
+            await done
+        finally:
+            if source is not None:
+                source.forks_pending -= 1
+        return CreateResult(True, stream.meta.content_type, stream.tail, request.closed)
+
+    def _new_stream(
+        self, name: StreamName, request: CreateRequest, source: Stream | None
+    ) -> Stream:
+        if len(self._registry) >= self._settings.limits.streams:
+            raise TooManyStreams("the server holds as many streams as it may")
+        if table_folder(name) in self._foreign_folders:
+            raise StreamExists(
+                "the folder this stream would use holds something else",
+                hint="Choose another name, or move the folder out of the data root and restart.",
+            )
+        meta = self._meta(name, request, source)
+        return Stream(meta, source=source, accessed_ms=self._clock.monotonic_ms())
+
+    def _meta(self, name: StreamName, request: CreateRequest, source: Stream | None) -> StreamMeta:
+        content_type = request.content_type or DEFAULT_CONTENT_TYPE
+        ttl_seconds, expires_at = request.ttl_seconds, request.expires_at
+        expires_at_ms = request.expires_at_ms
+        fork = request.fork
+        fork_offset: Offset | None = None
+        if source is not None and fork is not None:
+            content_type = source.meta.content_type
+            fork_offset = source.tail if fork.offset is None else fork.offset
+            if ttl_seconds is None and expires_at is None:
+                ttl_seconds, expires_at = source.meta.ttl_seconds, source.meta.expires_at
+                expires_at_ms = source.meta.expires_at_ms
+        return StreamMeta(
+            id=self._rng.getrandbits(63),
+            name=name,
+            content_type=content_type,
+            created_at_ms=self._clock.now_ms(),
+            ttl_seconds=ttl_seconds,
+            expires_at=expires_at,
+            expires_at_ms=expires_at_ms,
+            fork_source_id=None if source is None else source.id,
+            fork_source_name=None if source is None else source.name,
+            fork_offset=None if fork_offset is None else format_stored(fork_offset),
+            fork_sub_offset=0 if fork is None else fork.sub_offset,
+        )
+
+    async def _confirm(self, stream: Stream, request: CreateRequest) -> CreateResult:
+        """A repeated create: fine if it asks for what is there, a conflict otherwise."""
+        if stream.soft_deleted:
+            raise StreamExists("a deleted stream of this name is kept for its forks")
+        difference = _difference(stream, request)
+        if difference is not None:
+            raise StreamExists(
+                f"the stream exists with another {difference}",
+                hint="Use another name, or delete the stream first.",
+            )
+        await self._group.barrier()
+        return CreateResult(False, stream.meta.content_type, stream.tail, stream.closed)
+
+    # Append and close.
+
+    async def append(self, name: StreamName, request: AppendRequest) -> AppendResult:
+        """Append and/or close; returns when that is durable."""
+        stream = self.require_soon(name)
+        operation = self._judge(stream, request)
+        if operation is None:
+            return await self._duplicate(stream, request)
+        self._group.submit(operation)
+        await operation.done
+        batch = operation.batch
+        stamp = request.producer
+        return AppendResult(
+            tail=stream.tail if batch is None else batch.last,
+            closed=stream.closed if batch is None else operation.closes,
+            producer_epoch=0 if stamp is None else stamp.epoch,
+            producer_seq=0 if stamp is None else stamp.seq,
+        )
+
+    def _judge(self, stream: Stream, request: AppendRequest) -> AppendOperation | None:
+        """The checks in the order the protocol wants; None for a duplicate."""
+        if not request.body and not request.close:
+            raise InvalidRequest("the body is empty", hint="Send records, or Stream-Closed: true.")
+        if request.body and request.content_type is None:
+            raise InvalidRequest("the Content-Type header is missing")
+        stamp = request.producer
+        if stream.closed_soon:
+            if not request.body and stamp is None:
+                return None
+            if stamp is not None and stamp == stream.closed_by_soon:
+                return None
+            raise StreamClosed(stream.assigned)
+        if request.body and request.content_type is not None:
+            _check_media_type(stream, request.content_type)
+        if stamp is not None:
+            known = stream.producer_soon(stamp.id)
+            if is_duplicate(known, stamp):
+                return None
+            if known is None:
+                self._check_producer_room(stream)
+        _check_stream_seq(stream, request.stream_seq)
+        records = NO_RECORDS
+        if request.body:
+            records = parse_body(request.body, stream.kind, self._settings.limits)
+            if not records.count:
+                raise InvalidRequest("an empty JSON array appends nothing")
+        self._check_room(len(records.data))
+        return AppendOperation(
+            stream,
+            records,
+            self._group.future(),
+            closes=request.close,
+            producer=stamp,
+            stream_seq=request.stream_seq,
+        )
+
+    async def _duplicate(self, stream: Stream, request: AppendRequest) -> AppendResult:
+        """The first copy may still be on its way: only what is durable may be confirmed."""
+        await self._group.barrier()
+        state = ProducerState(0, 0)
+        if request.producer is not None:
+            state = stream.producers.get(request.producer.id, state)
+        return AppendResult(
+            tail=stream.tail,
+            closed=stream.closed,
+            duplicate=True,
+            producer_epoch=state.epoch,
+            producer_seq=state.seq,
+        )
+
+    # Delete.
+
+    async def delete(self, name: StreamName) -> None:
+        """Delete a stream; readers are told at once."""
+        stream = self.require_soon(name)
+        self._check_room(0)
+        await self._submit_delete(stream)
+
+    def expire(self, stream: Stream) -> None:
+        """Delete a stream whose time has run out."""
+        if self._registry.soon(stream.name) is stream and not stream.soft_deleted:
+            self._submit_delete(stream).add_done_callback(lambda done: done.exception())
+
+    def _submit_delete(self, stream: Stream) -> asyncio.Future[None]:
+        operation = DeleteOperation(stream, self._group.future())
+        if stream.forks + stream.forks_pending == 0:
+            self._registry.announce(stream.name, None)
+        self._group.submit(operation)
+        return operation.done
+
+    # What both need.
+
+    def require_soon(self, name: StreamName) -> Stream:
+        """The stream the next append will meet."""
+        stream = self._live_soon(name)
+        if stream is None:
+            raise StreamNotFound("there is no such stream", hint="Create it with PUT.")
+        if stream.soft_deleted:
+            raise StreamGone("the stream was deleted")
+        if stream.fault is not None:
+            raise stream.fault
+        return stream
+
+    def _live_soon(self, name: StreamName) -> Stream | None:
+        stream = self._registry.soon(name)
+        if stream is None or stream.soft_deleted or not self.is_expired(stream):
+            return stream
+        self.expire(stream)
+        return stream if stream.forks else None
+
+    def is_expired(self, stream: Stream) -> bool:
+        """Its time has run out."""
+        now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        return stream.is_expired(now_ms=now_ms, monotonic_ms=monotonic_ms)
+
+    def _check_producer_room(self, stream: Stream) -> None:
+        if stream.producer_count_soon() >= self._settings.limits.producers_per_stream:
+            raise TooManyProducers(
+                "the stream remembers as many producer ids as it may",
+                hint="Reuse producer ids: one per writer, not one per append.",
+                retry_after_ms=60_000,
+            )
+
+    def _check_room(self, payload_bytes: int) -> None:
+        self._group.check_room(payload_bytes)
+        if self._committer.tail_bytes + payload_bytes > self._settings.limits.tail_bytes:
+            raise Overloaded(
+                "too many records wait for their Delta commit",
+                hint="Try again shortly; look at bottomless_commit_lag_seconds if this lasts.",
+                retry_after_ms=500,
+            )
+        if self._segments.total_bytes > self._settings.wal.bytes_max:
+            raise Overloaded(
+                "the write-ahead log is full",
+                hint="Commits do not keep up or fail; the server's log says why.",
+            )
+
+
+def _difference(stream: Stream, request: CreateRequest) -> str | None:
+    """The first setting in which a repeated create differs."""
+    meta, fork = stream.meta, request.fork
+    wanted_type = request.content_type or (
+        meta.content_type if fork is not None else DEFAULT_CONTENT_TYPE
+    )
+    ttl_seconds, expires_at = request.ttl_seconds, request.expires_at
+    if fork is not None and ttl_seconds is None and expires_at is None:
+        ttl_seconds, expires_at = meta.ttl_seconds, meta.expires_at
+    checks = {
+        "content type": media_type_of(wanted_type) == media_type_of(meta.content_type),
+        "TTL": ttl_seconds == meta.ttl_seconds,
+        "expiry": expires_at == meta.expires_at,
+        "closed state": request.closed == stream.closed_soon,
+        "fork source": (None if fork is None else fork.source) == meta.fork_source_name,
+    }
+    if fork is not None:
+        asked = None if fork.offset is None else format_stored(fork.offset)
+        checks["fork offset"] = asked is None or asked == meta.fork_offset
+        checks["fork sub-offset"] = fork.sub_offset == meta.fork_sub_offset
+    return next((name for name, is_same in checks.items() if not is_same), None)
+
+
+def _check_media_type(stream: Stream, content_type: str) -> None:
+    if media_type_of(content_type) != media_type_of(stream.meta.content_type):
+        raise ContentTypeMismatch(
+            f"the stream's content type is {stream.meta.content_type}",
+            hint="Send the content type the stream was created with.",
+        )
+    if payload_kind(content_type) is not stream.kind:
+        raise ContentTypeMismatch("the append's charset is not the stream's")
+
+
+def _check_stream_seq(stream: Stream, stream_seq: str | None) -> None:
+    last = stream.stream_seq_soon
+    if stream_seq is not None and last is not None and stream_seq <= last:
+        raise SequenceRegressed(
+            f"Stream-Seq must be greater than {last!r} (compared byte by byte)",
+        )
