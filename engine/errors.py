@@ -28,6 +28,7 @@ BottomlessError                     code, hint, details
 │   ├── TooManyProducers
 │   ├── TooManyReaders
 │   ├── TooManyStreams
+│   ├── RootLocked
 │   └── StorageUnavailable
 ├── CommitUnknown                   the outcome is not known; recovery decides
 └── DataCorrupt                     stored bytes are not what was written
@@ -210,7 +211,12 @@ class Unavailable(BottomlessError):
     code = "unavailable"
 
     def __init__(
-        self, message: str, *, hint: str | None = None, retry_after_ms: int = 1000, **details: object
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        retry_after_ms: int = 1000,
+        **details: object,
     ) -> None:
         super().__init__(message, hint=hint, **details)
         self.retry_after_ms = retry_after_ms
@@ -238,6 +244,12 @@ class TooManyStreams(Unavailable):
     """The server holds as many streams as it may."""
 
     code = "too_many_streams"
+
+
+class RootLocked(Unavailable):
+    """Another process uses the data folder."""
+
+    code = "root_locked"
 
 
 class StorageUnavailable(Unavailable):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import structlog
@@ -27,7 +25,6 @@ from engine.read.live import wait_for_change
 from engine.read.reader import Reader
 from engine.settings import EngineSettings
 from engine.storage import LocalStorage, Storage
-from engine.streams.stream import Stream
 from engine.types import (
     AppendRequest,
     AppendResult,
@@ -44,16 +41,16 @@ from engine.types import (
 from engine.write.committer import Committer
 from engine.write.group import GroupCommit
 from engine.write.ingest import NO_RECORDS, Records
-from engine.write.operations import Operation
 from engine.write.recovery import Recovered, Recovery
-from engine.write.trim import (
-    SNAPSHOT_PATH,
-    Snapshot,
-    encode_snapshot,
-    snapshot_stream,
-)
+from engine.write.trimmer import Trimmer
 from engine.write.wal import Wal
 from engine.write.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from engine.streams.stream import Stream
 
 _HOUSEKEEPING_MS: Final = 1000
 _log: Final = structlog.get_logger("engine.log")
@@ -88,10 +85,12 @@ class Log:
         """Recover, then take requests. Must run on the event loop that will use the log."""
         loop = asyncio.get_running_loop()
         begun = self._clock.monotonic_ms()
+        self._storage.lock()
         found = await loop.run_in_executor(None, Recovery(self._storage, self._clock).run)
         self._compose(found)
-        # What the tables were found to hold becomes durable now, and the next start need not look again.
-        await self._write_snapshot()
+        # What the tables were found to hold becomes durable now: the next start need not
+        # look again.
+        await self._trimmer.save()
         self._wal.start()
         self._committer.start()
         for stream in self._registry:
@@ -110,16 +109,26 @@ class Log:
         settings, clock = self.settings, self._clock
         self._registry = found.registry
         self._segments = found.segments
-        self._owner = max(clock.now_ms(), found.owner + 1)
+        owner = max(clock.now_ms(), found.owner + 1)
         self._wal = Wal(self._storage, clock, settings.wal)
-        self._committer = Committer(
-            self._storage, clock, settings, rng=self._rng, owner=self._owner
-        )
+        self._committer = Committer(self._storage, clock, settings, rng=self._rng, owner=owner)
         self._group = GroupCommit(
-            self._wal, clock, settings.wal, registry=self._registry, outcome=self
+            self._wal,
+            clock,
+            settings.wal,
+            registry=self._registry,
+            segments=self._segments,
+            outcome=self,
         )
         self._group.lsn, self._group.epoch = found.lsn, found.epoch
-        self._group.on_written = self._note_written
+        self._trimmer = Trimmer(
+            self._storage,
+            clock,
+            registry=self._registry,
+            segments=self._segments,
+            group=self._group,
+            committer=self._committer,
+        )
         self._reader = Reader(self._storage, settings.read)
         self._writer = Writer(
             settings,
@@ -128,8 +137,6 @@ class Log:
             registry=self._registry,
             group=self._group,
             committer=self._committer,
-            segments=self._segments,
-            foreign_folders=found.foreign_folders,
         )
 
     async def stop(self) -> None:
@@ -146,9 +153,10 @@ class Log:
         )
         self._wal.stop()
         self._reader.stop()
-        await self._trim(everything=not unsaved)
+        await self._trimmer.trim(everything=not unsaved)
         if unsaved:
             _log.error("not everything could be committed; the WAL keeps it", streams=len(unsaved))
+        self._storage.unlock()
 
     def _is_unsaved(self, stream: Stream) -> bool:
         """The tables alone must tell all: streams without records and late accesses count here."""
@@ -158,7 +166,7 @@ class Log:
     @property
     def is_ready(self) -> bool:
         """Recovered, running, and able to acknowledge."""
-        return self._is_ready and not self._wal.is_poisoned
+        return self._is_ready and not self._wal.is_poisoned and not self._trimmer.is_poisoned
 
     # Requests.
 
@@ -260,9 +268,7 @@ class Log:
         stream.accessed_ms = self._clock.monotonic_ms()
 
     async def _read(self, stream: Stream, position: Offset) -> ReadResult:
-        return await self._reader.read(
-            stream, position, bytes_max=self.settings.read.chunk_bytes
-        )
+        return await self._reader.read(stream, position, bytes_max=self.settings.read.chunk_bytes)
 
     async def _prepare_fork(
         self, request: CreateRequest, fork: ForkRequest
@@ -314,9 +320,6 @@ class Log:
         lengths = np.array([len(record) for record in records], dtype="<u4")
         return Records(len(records), SEPARATOR.join(records), lengths)
 
-    def _note_written(self, segment: int, size: int, operations: list[Operation]) -> None:
-        self._segments.written(segment, size, operations)
-
     # Housekeeping.
 
     async def _keep_house(self) -> None:
@@ -327,7 +330,7 @@ class Log:
                 if not stream.soft_deleted and self._writer.is_expired(stream):
                     self._writer.expire(stream)
             try:
-                await self._trim(everything=False)
+                await self._trimmer.trim()
             except OSError as error:
                 metrics.storage_failures.labels(op="trim").inc()
                 _log.error("trim failed; the WAL is kept", error=str(error))
@@ -339,37 +342,6 @@ class Log:
         metrics.commit_lag_records.set(self._committer.tail_records)
         metrics.commit_lag_bytes.set(self._committer.tail_bytes)
         metrics.commit_lag_seconds.set(self._committer.lag_seconds())
-
-    async def _trim(self, *, everything: bool) -> None:
-        removable = self._segments.removable(self._registry, everything=everything)
-        if not removable and not everything:
-            return
-        await self._write_snapshot()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._segments.remove, self._storage, removable)
-
-    async def _write_snapshot(self) -> None:
-        """Everything as it is now, after one sync of all tables."""
-        versions = [(stream, stream.version) for stream in self._registry]
-        now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
-        snapshot = Snapshot(
-            lsn=self._group.lsn,
-            epoch=self._group.epoch,
-            owner=self._owner,
-            streams=[
-                snapshot_stream(stream, accessed_ms=now_ms - (monotonic_ms - stream.accessed_ms))
-                for stream, _ in versions
-            ],
-            trash=[(stream.folder, stream.id) for stream in self._committer.trash],
-        )
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._save_snapshot, encode_snapshot(snapshot))
-        for stream, version in versions:
-            stream.durable_version = max(stream.durable_version, version)
-
-    def _save_snapshot(self, data: bytes) -> None:
-        self._storage.sync_all()
-        self._storage.replace(SNAPSHOT_PATH, data)
 
 
 class Follower:
@@ -391,12 +363,12 @@ class Follower:
 
     def touch(self) -> None:
         """A running live read keeps a sliding TTL alive."""
-        self._log._touch(self._stream)  # noqa: SLF001  (two halves of one class)
+        self._log._touch(self._stream)
 
     async def read(self, position: Offset) -> ReadResult:
         """One chunk of records after ``position``."""
         self.touch()
-        return await self._log._read(self._stream, position)  # noqa: SLF001
+        return await self._log._read(self._stream, position)
 
     async def wait(self, timeout_ms: int) -> bool:
         """Wait for the next change; False when the time is up."""

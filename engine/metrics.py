@@ -1,4 +1,6 @@
-"""Every metric: its name, help and buckets. Updated once per group, commit or read, not per record."""
+"""Every metric: its name, help and buckets. Updated once per group, commit or read, not per
+record.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ append_batch_records = _histogram("append_batch_records", "Records of one group 
 wal_bytes = _gauge("wal_bytes", "Bytes of all WAL segments.")
 wal_fsync_seconds = _histogram("wal_fsync_seconds", "One write and fdatasync of a group.", _FAST)
 queue_bytes = _gauge("queue_bytes", "Payload bytes waiting for the next group commit.")
-commit_seconds = _histogram("commit_seconds", "One Delta commit: Parquet file and log entry.", _SLOW)
+commit_seconds = _histogram(
+    "commit_seconds", "One Delta commit: Parquet file and log entry.", _SLOW
+)
 commits = _counter("commits_total", "Delta commits made by the engine.")
 commit_failures = _counter("commit_failures_total", "Delta commits that failed and are retried.")
 commit_lag_records = _gauge("commit_lag_records", "Durable records not yet in a Delta table.")

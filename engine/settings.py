@@ -77,7 +77,9 @@ class LimitSettings(Section):
     content_type_bytes: int = Field(default=256, ge=16, le=4096)
     """Longest content type."""
     tail_bytes: int = Field(default=128 * MIB, ge=1 * MIB)
-    """Memory for records that are durable but not yet committed, all streams together (503 above it)."""
+    """Memory for records that are durable but not yet committed, all streams together (503 above
+    it).
+    """
     live_readers: int = Field(default=10_000, ge=1)
     """Most long-polls and SSE readers at one time (429 above it)."""
     streams: int = Field(default=1_000_000, ge=1)

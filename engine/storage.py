@@ -5,17 +5,29 @@ LocalStorage is a folder. A simulated one can tear, lose and reorder what was no
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
+
+from engine.errors import RootLocked
+
+LOCK_PATH: Final = "_lock"
 
 
 class Storage(Protocol):
     """Paths are relative to the root and use ``/``."""
+
+    def lock(self) -> None:
+        """Claim the root for this process; RootLocked if another one has it."""
+
+    def unlock(self) -> None:
+        """Let others claim the root."""
 
     def uri(self, path: str) -> str:
         """The address other programs open ``path`` with."""
@@ -25,6 +37,9 @@ class Storage(Protocol):
 
     def open_input(self, path: str) -> pa.NativeFile:
         """Open for random reads."""
+
+    def forget_cached(self, path: str) -> None:
+        """Let the next read of the file come from the medium, not from memory."""
 
     def size(self, path: str) -> int:
         """Bytes of the file."""
@@ -86,6 +101,36 @@ class LocalStorage:
         root.mkdir(parents=True, exist_ok=True)
         self._prefix = str(root) + "/"
         self._libc = ctypes.CDLL(None, use_errno=True)
+        # One descriptor for life: an error that happens between two syncs is reported to it, even
+        # if another process has seen that error first.
+        self._root_descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+        self._lock_descriptor: int | None = None
+
+    def __del__(self) -> None:
+        self.unlock()
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self._root_descriptor)
+
+    def lock(self) -> None:
+        """An flock on a file in the root: it ends with the process, however that ends."""
+        path = Path(self._prefix + LOCK_PATH)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise RootLocked(
+                f"another server uses the data folder {self.root}",
+                hint="Stop it first, or give this one another --root.",
+            ) from error
+        self._lock_descriptor = descriptor
+
+    def unlock(self) -> None:
+        """Closing the descriptor ends the lock."""
+        descriptor = getattr(self, "_lock_descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
+            self._lock_descriptor = None
 
     def uri(self, path: str) -> str:
         """A plain path: what Spark, Polars and delta-rs all accept."""
@@ -99,14 +144,24 @@ class LocalStorage:
         """Open for random reads."""
         return pa.OSFile(self._prefix + path)
 
+    def forget_cached(self, path: str) -> None:
+        """Drop clean pages: after a failed sync memory may hold what the disk does not (F5)."""
+        with Path(self._prefix + path).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def put_file(self, path: str, data: pa.Buffer) -> None:
-        """Create the file and its folder."""
+        """Create the file and its folder; a file that could not be written whole is removed."""
         target = Path(self._prefix + path)
         try:
-            target.write_bytes(data)
-        except FileNotFoundError:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
+            try:
+                target.write_bytes(data)
+            except FileNotFoundError:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+        except OSError:
+            with contextlib.suppress(OSError):
+                target.unlink(missing_ok=True)
+            raise
 
     def size(self, path: str) -> int:
         """Bytes of the file."""
@@ -137,7 +192,9 @@ class LocalStorage:
         except FileExistsError:
             return False
         finally:
-            temporary.unlink(missing_ok=True)
+            # The link decided; a leftover is only litter.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
         return True
 
     def replace(self, path: str, data: bytes) -> None:
@@ -167,7 +224,12 @@ class LocalStorage:
         """Create a new file; the folder is synced so that the name survives a power cut."""
         target = Path(self._prefix + path)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._sync_directory(target.parent)
+        try:
+            self._sync_directory(target.parent)
+        except OSError:
+            os.close(descriptor)
+            target.unlink(missing_ok=True)
+            raise
         return descriptor
 
     def write(self, descriptor: int, parts: list[bytes]) -> None:
@@ -197,14 +259,10 @@ class LocalStorage:
         self._sync_directory(Path(self._prefix + path))
 
     def sync_all(self) -> None:
-        """One syncfs serves every commit since the last one (delta tables are not synced one by one)."""
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if self._libc.syncfs(descriptor) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-        finally:
-            os.close(descriptor)
+        """One syncfs serves every commit since the last one."""
+        if self._libc.syncfs(self._root_descriptor) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
 
     def _sync_directory(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -25,7 +25,8 @@ def check_stream_name(name: str, *, bytes_max: int) -> StreamName:
     """Refuse names that storage, logs or other tools could misread.
 
     A name is one or more segments joined by ``/``. Control, format (bidi, zero width), surrogate,
-    private and unassigned characters are refused, because two names that look alike must not differ.
+    private and unassigned characters are refused, because two names that look alike must not
+    differ.
     """
     if not name or len(name.encode("utf-8", "surrogatepass")) > bytes_max:
         raise BadStreamName(f"a stream name has 1 to {bytes_max} bytes")
@@ -146,7 +147,8 @@ class StreamInfo:
 class ReadResult:
     """One chunk: whole records after ``start``, and the position after the last of them.
 
-    ``pieces`` are runs of records; JSON runs hold their records joined by commas, other runs are plain
+    ``pieces`` are runs of records; JSON runs hold their records joined by commas, other runs are
+    plain
     concatenations. ``up_to_date`` says nothing more existed when the chunk was planned.
     """
 

@@ -1,6 +1,8 @@
-"""A batch: the records of one append, as they lie in the WAL, in the hot tail and on their way to Parquet.
+"""A batch: the records of one append, as they lie in the WAL, in the hot tail and on their way to
+Parquet.
 
-JSON batches keep their records joined by commas, so that a read needs no loop over records; the lengths
+JSON batches keep their records joined by commas, so that a read needs no loop over records; the
+lengths
 tell where each one ends. Other batches hold one record.
 """
 
@@ -16,7 +18,9 @@ SEPARATOR: Final = b","
 
 
 class Batch:
-    """Records with consecutive offsets ``first`` to ``last``; ``lengths`` only where there are several."""
+    """Records with consecutive offsets ``first`` to ``last``; ``lengths`` only where there are
+    several.
+    """
 
     __slots__ = ("count", "data", "first", "last", "lengths")
 
@@ -58,9 +62,7 @@ class Batch:
         if count == self.count:
             return self
         end = int(self.ends()[count - 1])
-        return Batch(
-            self.first, count, memoryview(self.data)[:end], self.record_lengths()[:count]
-        )
+        return Batch(self.first, count, memoryview(self.data)[:end], self.record_lengths()[:count])
 
     def count_within(self, bytes_max: int) -> int:
         """How many records from the start fit into ``bytes_max``."""

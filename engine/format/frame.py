@@ -1,17 +1,19 @@
-"""WAL bytes: a segment header, then frames. One frame holds everything one group commit made durable.
+"""WAL bytes: a segment header, then frames. One frame holds everything one group commit made
+durable.
 
-The checksum covers a whole group, so a group is on disk entirely or not at all, and a bad frame that is
-followed by a good one can only be damage: the good one was written after the bad one had been synced.
+The checksum covers a whole group, so a group is on disk entirely or not at all, and a bad frame
+that is
+followed by a good one can only be damage: the good one was written after the bad one had been
+synced.
 The layout is documented in docs/format.md.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import crc32c
 import msgspec
@@ -21,6 +23,9 @@ from engine.errors import ChecksumMismatch, VersionUnsupported
 from engine.format.batch import Batch
 from engine.format.offset import make_offset
 from engine.types import Offset, StreamId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SEGMENT_MAGIC: Final = b"BTMLWAL1"
 FRAME_MAGIC: Final = b"\xb0\x77\x0d\x1e"
@@ -159,7 +164,8 @@ def encode_append(
     meta_bytes = b"" if meta is None else _encode_meta(meta)
     previous_halves = divmod(previous, 10**16)
     if batch is None:
-        count, first_counter, lengths, data = 0, 0, b"", b""
+        count, first_counter, lengths = 0, 0, b""
+        data: bytes | memoryview = b""
     else:
         count, first_counter, data = batch.count, batch.first % 10**16, batch.data
         lengths = b"" if count == 1 else batch.record_lengths().tobytes()
@@ -195,9 +201,10 @@ def _refuse_if_frames_follow(data: bytes, bad_at: int, path: str) -> None:
     while candidate != -1:
         if _is_whole(data, candidate):
             raise ChecksumMismatch(
-                f"WAL segment {path} is damaged at byte {bad_at}: a good frame follows at byte {candidate}",
-                hint="Records acknowledged after this place may be lost if it is cut. Restore the file"
-                " from a copy, or move it aside to accept the loss, then start again.",
+                f"WAL segment {path} is damaged at byte {bad_at}:"
+                f" a good frame follows at byte {candidate}",
+                hint="Records acknowledged after this place may be lost if it is cut. Restore the"
+                " file from a copy, or move it aside to accept the loss, then start again.",
                 path=path,
                 position=bad_at,
             )

@@ -1,6 +1,8 @@
-"""Folder names of tables: ``[A-Za-z0-9_-]`` only, because delta-rs decodes ``%`` and turns ``\\`` around.
+"""Folder names of tables: ``[A-Za-z0-9_-]`` only, because delta-rs decodes ``%`` and turns ``\\``
+around.
 
-A plain name is its own folder. Every other name gets ``_-`` and an injective escape; one that would be
+A plain name is its own folder. Every other name gets ``_-`` and an injective escape; one that
+would be
 too long for a file system gets ``_h-`` and a hash. Folders of our own (``_wal``) never begin so.
 """
 
@@ -8,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from engine.types import StreamName
+if TYPE_CHECKING:
+    from engine.types import StreamName
 
 FOLDER_BYTES_MAX: Final = 200
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]*", re.ASCII)

@@ -1,4 +1,4 @@
-"""A run: one decoded row group, ready to be served. Like a batch, but its offsets may have jumps."""
+"""A run: one decoded row group, ready to be served. Unlike in a batch, offsets may have jumps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Buffer(Protocol):
 
 
 class Run:
-    """Records in offset order: their 32-character offsets, their joined bytes, where each one ends."""
+    """Records in offset order: their 32-character offsets, their joined bytes, where each one
+    ends.
+    """
 
     __slots__ = ("count", "data", "ends", "keys", "separator_bytes")
 

@@ -1,12 +1,17 @@
-"""The offset index: which file holds the records after a position. O(files), loaded once, kept current."""
+"""The offset index: which file holds the records after a position. O(files), loaded once, kept
+current.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from engine.table.actions import DataFile
-from engine.types import Offset
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.table.actions import DataFile
+    from engine.types import Offset
 
 
 class OffsetIndex:

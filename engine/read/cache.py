@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
-from engine.format.run import Run
+    from engine.format.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from engine.streams.stream import Stream
+if TYPE_CHECKING:
+    from engine.streams.stream import Stream
 
 
 async def wait_for_change(stream: Stream, timeout_ms: int) -> bool:
     """Wait until the stream grows, closes or goes; False after ``timeout_ms``.
 
-    The caller looks at the stream, then waits, with no other await in between: both happen in one turn
+    The caller looks at the stream, then waits, with no other await in between: both happen in one
+    turn
     of the event loop, so no change can slip through.
     """
     loop = asyncio.get_running_loop()

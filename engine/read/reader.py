@@ -1,6 +1,8 @@
-"""Reads: files, then the hot tail, through every ancestor of a fork; one view of old and fresh records.
+"""Reads: files, then the hot tail, through every ancestor of a fork; one view of old and fresh
+records.
 
-Every step looks at the stream anew, so a commit that moves records from the tail into a file between two
+Every step looks at the stream anew, so a commit that moves records from the tail into a file
+between two
 steps is not noticed.
 """
 
@@ -8,25 +10,29 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from engine.errors import StorageUnavailable, StreamNotFound, TableDamaged
-from engine.format.batch import Batch
-from engine.format.run import Run
 from engine.index.files import OffsetIndex
 from engine.read.cache import FileCache, OpenFile, RunCache
-from engine.settings import ReadSettings
-from engine.storage import Storage
-from engine.streams.stream import Stream
-from engine.table.actions import DataFile
 from engine.table.parquet import open_file, read_append_seq, read_row_group, row_group_bounds
-from engine.table.state import NO_VERSION, TableState, load_state
+from engine.table.replay import load_state
+from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ReadResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.format.batch import Batch
+    from engine.format.run import Run
+    from engine.settings import ReadSettings
+    from engine.storage import Storage
+    from engine.streams.stream import Stream
+    from engine.table.actions import DataFile
 
 T = TypeVar("T")
 _ENDLESS: Final = Offset(10**32)
@@ -34,7 +40,7 @@ _INDEX_RELOADS_MAX: Final = 3
 
 
 def lineage(stream: Stream, limit: Offset = _ENDLESS) -> list[tuple[Stream, Offset]]:
-    """Where a stream's records lie: each ancestor with the last offset that is inherited from it."""
+    """Where records lie: each ancestor with the last offset that is inherited from it."""
     own = [(stream, limit)]
     if stream.source is None:
         return own
@@ -66,14 +72,17 @@ class Chunk:
     def take_run(self, run: Run, limit: Offset) -> bool:
         """Add what a row group holds after the position; False if that is nothing.
 
-        A row group that does not fit is taken whole into a chunk that is less than half full, so that
+        A row group that does not fit is taken whole into a chunk that is less than half full, so
+        that
         the next chunk begins where a row group begins.
         """
         begin, last = run.index_after(self.position), run.index_after(limit)
         if begin >= last:
             return False
         end = min(last, max(begin + 1, run.count_within(begin, self.bytes_max)))
-        if end <= begin or (self.pieces and len(run.cut(begin, end)) > self.room + self.bytes_max // 2):
+        if end <= begin or (
+            self.pieces and len(run.cut(begin, end)) > self.room + self.bytes_max // 2
+        ):
             self.is_full = True
             return True
         self.take(run.cut(begin, end), run.offset_at(end - 1))
@@ -94,7 +103,9 @@ class Chunk:
 
 
 class Reader:
-    """Serves records after a position. Decoding runs on threads; the event loop never waits for a disk."""
+    """Serves records after a position. Decoding runs on threads; the event loop never waits for a
+    disk.
+    """
 
     def __init__(self, storage: Storage, settings: ReadSettings) -> None:
         self._storage = storage
@@ -143,7 +154,7 @@ class Reader:
     async def _append_part(
         self, stream: Stream, limit: Offset, position: Offset, *, is_first: bool
     ) -> list[tuple[bytes, Offset]]:
-        """Records after ``position`` up to the next append, as far as one row group or batch goes."""
+        """Records after ``position`` up to the next append, within one row group or batch."""
         if position < stream.committed:
             found = await self._next_run(stream, position)
             if found is not None:
@@ -182,9 +193,7 @@ class Reader:
                     return
                 chunk.take_batch(batch, limit)
 
-    async def _next_run(
-        self, stream: Stream, position: Offset
-    ) -> tuple[Run, OpenFile, int] | None:
+    async def _next_run(self, stream: Stream, position: Offset) -> tuple[Run, OpenFile, int] | None:
         """The row group that holds the first committed record after ``position``."""
         for _ in range(_INDEX_RELOADS_MAX):
             index = stream.index or await self._load_index(stream)
@@ -194,7 +203,8 @@ class Reader:
             try:
                 return await self._run_of(stream, files[0], position)
             except FileNotFoundError:
-                # Compaction replaced the file and vacuum removed it: the log tells where the rows are.
+                # Compaction replaced the file and vacuum removed it: the log
+                # tells where the rows are.
                 if stream.gone:
                     raise StreamNotFound("the stream was deleted while it was read") from None
                 stream.index = stream.table = None
@@ -237,7 +247,7 @@ class Reader:
         return stream.index
 
     def _load_state(self, stream: Stream) -> TableState:
-        return load_state(self._storage, stream.folder, durable_version=None)
+        return load_state(self._storage, stream.folder, durable_version=stream.durable_version)
 
     async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
         loop = asyncio.get_running_loop()

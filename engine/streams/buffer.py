@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from engine.format.batch import Batch
-from engine.types import Offset
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.format.batch import Batch
+    from engine.types import Offset
 
 
 class Tail:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.errors import BadProducer, SequenceGap, StaleEpoch
-from engine.types import ProducerStamp
+
+if TYPE_CHECKING:
+    from engine.types import ProducerStamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
 """Which streams exist: by name as readers see it, by name as the next append will find it, by id.
 
-Deletion counts forks: a stream that forks still read is only hidden, and really goes with the last of
+Deletion counts forks: a stream that forks still read is only hidden, and really goes with the last
+of
 them, up the chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from engine.streams.stream import Stream
-from engine.types import StreamId, StreamName
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.streams.stream import Stream
+    from engine.types import StreamId, StreamName
 
 
 class Registry:
@@ -19,6 +23,8 @@ class Registry:
         self._visible: dict[StreamName, Stream] = {}
         self._soon: dict[StreamName, Stream | None] = {}
         self._by_id: dict[StreamId, Stream] = {}
+        self.foreign_folders: set[str] = set()
+        """Folders in the root that are not ours: no stream may be created on top of them."""
 
     def __len__(self) -> int:
         """Streams that exist, hidden ones included."""

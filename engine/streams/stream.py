@@ -1,24 +1,30 @@
-"""One incarnation of a stream: what is durable and visible, what is on its way, where its table stands."""
+"""One incarnation of a stream: what is durable and visible, what is on its way, where its table
+stands.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from engine.errors import BottomlessError
-from engine.format.frame import AppendMeta, StreamMeta
 from engine.format.names import table_folder
 from engine.format.offset import START, parse_offset
-from engine.index.files import OffsetIndex
 from engine.streams.buffer import Tail
 from engine.streams.producers import ProducerState
 from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ProducerStamp, StreamId, StreamInfo, StreamName, payload_kind
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from engine.errors import BottomlessError
+    from engine.format.frame import AppendMeta, StreamMeta
+    from engine.index.files import OffsetIndex
+
 
 @dataclass(slots=True)
 class Pending:
-    """What appends that are not durable yet will have changed. Dropped whole if their group fails."""
+    """What appends on their way will have changed. Dropped whole if their group fails."""
 
     operations: int = 0
     closed: bool = False

@@ -1,1 +1,3 @@
-"""The only package that touches Delta: schema, Parquet files, commits, checkpoints, what a log says."""
+"""The only package that touches Delta: schema, Parquet files, commits, checkpoints, what a log
+says.
+"""

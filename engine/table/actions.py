@@ -1,20 +1,23 @@
 """Delta actions as the engine writes and reads them, and one log entry made of them.
 
-commitInfo is the last line of an entry and counts the lines before it: an entry that a power cut left
+commitInfo is the last line of an entry and counts the lines before it: an entry that a power cut
+left
 short or empty is thereby recognised (F1), although each of its lines may be good JSON.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 import orjson
 
 from engine.format.offset import format_stored, parse_offset
-from engine.types import Offset
+
+if TYPE_CHECKING:
+    from engine.types import Offset
 
 OWNER_APP: Final = "bottomless:owner"
 EPOCH_APP: Final = "bottomless:epoch"
@@ -50,9 +53,9 @@ class _Values(msgspec.Struct):
 
 
 class _Stats(msgspec.Struct):
-    numRecords: int = 0  # noqa: N815  (Delta's own spelling)
-    minValues: _Values | None = None  # noqa: N815
-    maxValues: _Values | None = None  # noqa: N815
+    numRecords: int = 0
+    minValues: _Values | None = None
+    maxValues: _Values | None = None
 
 
 class _Add(msgspec.Struct):
@@ -66,7 +69,7 @@ class _Remove(msgspec.Struct):
 
 
 class _Txn(msgspec.Struct):
-    appId: str  # noqa: N815
+    appId: str
     version: int
 
 
@@ -82,8 +85,8 @@ class _Line(msgspec.Struct):
     add: _Add | None = None
     remove: _Remove | None = None
     txn: _Txn | None = None
-    metaData: _MetaData | None = None  # noqa: N815
-    commitInfo: _CommitInfo | None = None  # noqa: N815
+    metaData: _MetaData | None = None
+    commitInfo: _CommitInfo | None = None
 
 
 _decode_line: Final = msgspec.json.Decoder(_Line).decode
@@ -165,7 +168,6 @@ def decode_entry(data: bytes) -> LogEntry:
     if counted is not None and counted != len(lines) - 1:
         raise EntryDamaged(f"the entry has {len(lines) - 1} of {counted} actions")
     return entry
-
 
 
 def _collect(entry: LogEntry, line: _Line) -> None:

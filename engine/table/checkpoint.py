@@ -1,18 +1,89 @@
-"""Checkpoints and log clean-up, left to delta-rs: the engine only says when.
+"""Checkpoints: read by the engine, written by delta-rs together with its log clean-up.
 
-deltalake is imported here and nowhere else, and only when a checkpoint is due: a server whose streams are
-young never pays for it.
+deltalake is imported here and nowhere else, and only when a checkpoint is due: a server whose
+streams are young never pays for it.
 """
 
 from __future__ import annotations
 
-from engine.storage import Storage
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from engine.table.actions import EntryDamaged, data_file
+from engine.table.schema import LOG_FOLDER
+from engine.table.state import TableState
+
+if TYPE_CHECKING:
+    from engine.storage import Storage
+
+_COLUMNS: Final = ["add.path", "add.size", "add.stats", "txn", "metaData.configuration"]
 
 
 def write_checkpoint(storage: Storage, folder: str) -> None:
-    """Write a checkpoint of the newest version, then drop entries past the table's log retention."""
-    from deltalake import DeltaTable  # noqa: PLC0415
+    """Write a checkpoint of the newest version, then drop entries past the log retention."""
+    from deltalake import DeltaTable
 
     table = DeltaTable(storage.uri(folder))
     table.create_checkpoint()
     table.cleanup_metadata()
+
+
+def load_checkpoint(
+    storage: Storage, folder: str, versions: list[int], *, version_max: int | None
+) -> TableState:
+    """The newest readable checkpoint up to ``version_max``, or an empty state.
+
+    A torn checkpoint costs time, not data: an older one or the entries themselves serve.
+    """
+    for version in sorted(versions, reverse=True):
+        if version_max is None or version <= version_max:
+            state = _try_checkpoint(storage, folder, version)
+            if state is not None:
+                return state
+    return TableState()
+
+
+def drop_torn_checkpoints(
+    storage: Storage, folder: str, versions: list[int], version_last: int
+) -> None:
+    """Remove checkpoints that cannot be read or describe a version that is gone.
+
+    Every other Delta reader would trust them.
+    """
+    for version in versions:
+        if version > version_last or _try_checkpoint(storage, folder, version) is None:
+            storage.remove(f"{folder}/{LOG_FOLDER}/_last_checkpoint")
+            storage.remove(_checkpoint_path(folder, version))
+
+
+def _checkpoint_path(folder: str, version: int) -> str:
+    return f"{folder}/{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+
+
+def _try_checkpoint(storage: Storage, folder: str, version: int) -> TableState | None:
+    try:
+        return _decode_checkpoint(storage.read(_checkpoint_path(folder, version)), version)
+    except (pa.ArrowException, OSError, msgspec.DecodeError, EntryDamaged):
+        return None
+
+
+def _decode_checkpoint(data: bytes, version: int) -> TableState:
+    table = pq.read_table(io.BytesIO(data), columns=_COLUMNS)
+    state = TableState(version=version)
+    for row in _present(table, "add"):
+        file = data_file(row["path"], row["size"], row["stats"])
+        state.files[file.path] = file
+    for row in _present(table, "txn"):
+        state.txns[row["appId"]] = row["version"]
+    for row in _present(table, "metaData"):
+        state.configuration = dict(row["configuration"])
+    return state
+
+
+def _present(table: pa.Table, column: str) -> list[dict[str, Any]]:
+    return list(pc.drop_null(table.column(column)).to_pylist())

@@ -1,7 +1,10 @@
-"""One commit: Parquet files, then one log entry put in place if absent. The same path for every writer.
+"""One commit: Parquet files, then one log entry put in place if absent. The same path for every
+writer.
 
-The reply to a put may be lost and other processes may commit rewrites, so a taken version is read back:
-ours already there is success, a rewrite is taken over and the next version tried, a higher owner ends
+The reply to a put may be lost and other processes may commit rewrites, so a taken version is read
+back:
+ours already there is success, a rewrite is taken over and the next version tried, a higher owner
+ends
 our right to commit (F3, F4).
 """
 
@@ -9,16 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from engine.errors import CommitUnknown, OwnershipLost, StorageUnavailable
-from engine.format.batch import Batch
 from engine.format.offset import counter_of, epoch_of
-from engine.storage import Storage
 from engine.table.actions import (
     COUNTER_APP,
     EPOCH_APP,
@@ -32,9 +33,14 @@ from engine.table.actions import (
     encode_txn,
 )
 from engine.table.parquet import DAY_MS, encode_batches
+from engine.table.replay import entry_path
 from engine.table.schema import LOG_FOLDER, PARTITION_COLUMN, PROTOCOL, delta_schema, table_id
-from engine.table.state import NO_VERSION, TableState, entry_path
-from engine.types import Offset, PayloadKind
+from engine.table.state import NO_VERSION, TableState
+
+if TYPE_CHECKING:
+    from engine.format.batch import Batch
+    from engine.storage import Storage
+    from engine.types import Offset, PayloadKind
 
 _ATTEMPTS_MAX: Final = 100
 
@@ -62,7 +68,7 @@ Applied = list[tuple[int, LogEntry]]
 
 
 def commit(storage: Storage, folder: str, state: TableState, request: CommitRequest) -> Applied:
-    """Write the files and the entry. ``state`` is only read: the caller applies what is returned."""
+    """Write files and entry. ``state`` is only read: the caller applies what is returned."""
     stored_owner = state.txns.get(OWNER_APP, 0)
     if stored_owner > request.owner:
         raise _ownership_lost(folder, stored_owner, request.owner)
@@ -116,6 +122,10 @@ def _put_entry(
         applied.append((version, theirs))
         if _is_same(theirs, ours):
             return applied
+        if EPOCH_APP in theirs.txns:
+            # An append we did not know of, most likely our own whose reply was lost: it may hold
+            # the very rows of this one. The caller looks at the table anew and decides.
+            raise CommitUnknown(f"version {version} of {folder} holds an unexpected append")
         version += 1
     raise CommitUnknown(f"{_ATTEMPTS_MAX} versions of {folder} were taken by others")
 

@@ -45,7 +45,9 @@ def batches_to_arrow(batches: list[Batch], kind: PayloadKind) -> pa.Table:
     """The rows of the batches with the columns of the public layout."""
     counts = np.fromiter((batch.count for batch in batches), dtype=np.int64, count=len(batches))
     epochs = np.fromiter((batch.first // COUNTER_BASE for batch in batches), np.int64, len(batches))
-    counters = np.fromiter((batch.first % COUNTER_BASE for batch in batches), np.int64, len(batches))
+    counters = np.fromiter(
+        (batch.first % COUNTER_BASE for batch in batches), np.int64, len(batches)
+    )
     total = int(counts.sum())
     begins = np.cumsum(counts) - counts
     append_seq = np.arange(total, dtype=np.int64) - np.repeat(begins, counts)
@@ -90,7 +92,9 @@ def read_row_group(file: pq.ParquetFile, index: int, kind: PayloadKind) -> Run:
         joined = pc.binary_join(rows, SEPARATOR.decode())[0].as_buffer()
     else:
         joined = data.buffers()[2].slice(int(starts[0]), int(ends[-1]))
-    return Run(keys, ends, joined, separator_bytes=len(SEPARATOR) if kind is PayloadKind.JSON else 0)
+    return Run(
+        keys, ends, joined, separator_bytes=len(SEPARATOR) if kind is PayloadKind.JSON else 0
+    )
 
 
 def read_append_seq(file: pq.ParquetFile, index: int) -> np.ndarray:
@@ -105,7 +109,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _rows_per_group(table: pa.Table, row_group_bytes: int) -> int:
-    average = max(1, table.column("data").nbytes // max(1, len(table)))
+    average: int = max(1, table.column("data").nbytes // max(1, len(table)))
     return max(1, row_group_bytes // average)
 
 
@@ -123,7 +127,9 @@ def _data_column(batches: list[Batch], kind: PayloadKind) -> pa.Array:
 
 
 def _numbers(type_: pa.DataType, values: np.ndarray) -> pa.Array:
-    """An Arrow view of a numpy array. pa.array would do, but it imports pandas where that is installed."""
+    """An Arrow view of a numpy array. pa.array would do, but it imports pandas where that is
+    installed.
+    """
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
 

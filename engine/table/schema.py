@@ -1,4 +1,4 @@
-"""The public table layout: columns, Delta schema, table properties. Documented in docs/format.md."""
+"""The public table layout: columns, Delta schema, properties. Documented in docs/format.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def arrow_schema(kind: PayloadKind) -> pa.Schema:
 
 
 def delta_schema(kind: PayloadKind) -> str:
-    """The schemaString of the table's metadata. Nullable throughout: files of other writers may be so."""
+    """The schemaString of the table's metadata. Nullable throughout: files of other writers may be
+    so.
+    """
     columns = [
         ("offset", "string"),
         ("flushed_at", "timestamp"),

@@ -1,29 +1,37 @@
-"""The committer: turns tails into Delta versions, by size or age, a few streams at a time, oldest first.
+"""The committer: turns tails into Delta versions, by size or age, a few streams at a time, oldest
+first.
 
-Everything a commit holds is taken in one moment on the event loop: all records of the tail and the state
+Everything a commit holds is taken in one moment on the event loop: all records of the tail and the
+state
 they led to. So a table never knows a producer's append without its records, nor the reverse.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from engine import metrics
-from engine.clock import Clock
 from engine.errors import BottomlessError, DataCorrupt, Fenced, TableDamaged
-from engine.settings import EngineSettings
-from engine.storage import Storage
-from engine.streams.stream import Stream
 from engine.table.checkpoint import write_checkpoint
 from engine.table.commit import Applied, CommitRequest, commit
-from engine.table.state import NO_VERSION, TableState, load_state
-from engine.write.state import commit_request
+from engine.table.replay import load_state
+from engine.table.schema import LOG_FOLDER
+from engine.table.state import NO_VERSION, TableState
+from engine.write.state import commit_request, meta_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Coroutine
+
+    from engine.clock import Clock
+    from engine.settings import EngineSettings
+    from engine.storage import Storage
+    from engine.streams.stream import Stream
 
 TRASH_FOLDER: Final = "_trash"
 _RETRY_MS: Final = 1000
@@ -46,7 +54,7 @@ class Committer:
         self._clock = clock
         self._settings = settings
         self._rng = rng
-        self._owner = owner
+        self.owner = owner
         self._pool = ThreadPoolExecutor(settings.commit.threads, "commit")
         self._waiting: dict[Stream, None] = {}
         """Streams with something to commit, oldest first."""
@@ -57,6 +65,9 @@ class Committer:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining = False
+        self._unsaved: dict[Stream, None] = {}
+        self.commit_count = 0
+        """Commits of this process so far."""
         self.tail_bytes = 0
         """Payload bytes in all tails."""
         self.tail_records = 0
@@ -113,7 +124,8 @@ class Committer:
         if self._task is not None:
             await self._task
         self._pool.shutdown()
-        return [stream for stream in streams if stream.needs_commit and not stream.gone]
+        faulty = [stream for stream in streams if stream.fault is not None]
+        return [stream for stream in {*self._unsaved, *faulty} if not stream.gone]
 
     async def _run(self) -> None:
         while True:
@@ -145,8 +157,9 @@ class Committer:
     def _start(self, stream: Stream) -> bool:
         if len(self._active) >= self._settings.commit.threads:
             return False
-        if stream.folder in self._trashing:
-            # The predecessor of the same name must be out of the folder first; its end wakes us.
+        if stream.is_committing or stream.folder in self._trashing:
+            # One commit of a stream at a time, and the predecessor of the same name must be out of
+            # the folder first; the end of either wakes us.
             return True
         self._waiting.pop(stream, None)
         self._full.pop(stream, None)
@@ -177,7 +190,7 @@ class Committer:
             state, applied = await loop.run_in_executor(
                 self._pool, self._commit_blocking, stream, request
             )
-        except BottomlessError as error:
+        except Exception as error:  # noqa: BLE001  (supervised: it is retried)
             stream.producers_changed |= producers
             stream.state_changed |= state_changed
             self._failed(stream, error)
@@ -198,7 +211,7 @@ class Committer:
         return commit_request(
             stream,
             self._settings,
-            owner=self._owner,
+            owner=self.owner,
             now_ms=now_ms,
             accessed_ms=max(0, now_ms - idle_ms),
             token=f"{now_ms:013d}-{self._rng.getrandbits(64):016x}",
@@ -209,17 +222,33 @@ class Committer:
     ) -> tuple[TableState, Applied]:
         state = stream.table
         if state is None:
-            state = TableState()
-            if stream.version != NO_VERSION:
-                state = load_state(self._storage, stream.folder, durable_version=None)
-                if state.version < stream.version:
-                    raise TableDamaged(f"the table of {stream.name} lost versions it had")
+            state = self._load(stream)
+            # An earlier attempt may have succeeded although it seemed to fail (F3): what the
+            # table holds already is not written again.
+            held = state.committed
+            missing = [batch for batch in request.batches if batch.last > held]
+            request = replace(request, batches=missing)
         return state, commit(self._storage, stream.folder, state, request)
+
+    def _load(self, stream: Stream) -> TableState:
+        if not self._storage.exists(f"{stream.folder}/{LOG_FOLDER}"):
+            if stream.version != NO_VERSION:
+                raise TableDamaged(f"the table of {stream.name} is missing")
+            return TableState()
+        mark = stream.durable_version
+        state = load_state(self._storage, stream.folder, durable_version=mark)
+        if state.version < stream.version:
+            raise TableDamaged(f"the table of {stream.name} lost versions it had")
+        meta = meta_of(state, stream.folder)
+        if state.version != NO_VERSION and (meta is None or meta.id != stream.id):
+            raise TableDamaged(f"the folder of {stream.name} holds another table")
+        return state
 
     def _committed(
         self, stream: Stream, request: CommitRequest, state: TableState, applied: Applied
     ) -> None:
         metrics.commits.inc()
+        self.commit_count += 1
         for version, entry in applied:
             state.apply(entry, version)
             if entry.removes:
@@ -236,15 +265,18 @@ class Committer:
         self.tail_bytes -= before_bytes - stream.buffer.payload_bytes
         self.tail_records -= before_records - stream.buffer.records
 
-    def _failed(self, stream: Stream, error: BottomlessError) -> None:
+    def _failed(self, stream: Stream, error: Exception) -> None:
         """Nothing is lost: the records stay in the WAL and in the tail."""
         metrics.commit_failures.inc()
-        _log.error("commit failed", stream=stream.name, error=str(error), hint=error.hint)
+        hint = error.hint if isinstance(error, BottomlessError) else None
+        _log.error("commit failed", stream=stream.name, error=str(error), hint=hint, exc_info=error)
         # A table may be half way to the next version; what it says is read again.
         stream.table = None
         if isinstance(error, Fenced | DataCorrupt):
             stream.fault = error
-        elif not self._draining:
+        elif self._draining:
+            self._unsaved[stream] = None
+        else:
             stream.dirty_since_ms = self._clock.monotonic_ms() + _RETRY_MS
             self._waiting[stream] = None
 
@@ -254,7 +286,7 @@ class Committer:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._pool, write_checkpoint, self._storage, stream.folder)
-        except Exception as error:  # noqa: BLE001  (supervised: a checkpoint only saves time)
+        except Exception as error:  # noqa: BLE001  (it only saves time)
             _log.warning("checkpoint failed", stream=stream.name, error=str(error))
         else:
             metrics.checkpoints.inc()

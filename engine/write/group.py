@@ -1,22 +1,25 @@
 """Group commit: all operations that arrive while one group is being written become the next group.
 
-One group is in flight at a time. So offsets are given out against durable state only, and a failed group
+One group is in flight at a time. So offsets are given out against durable state only, and a failed
+group
 takes everything down that was judged against it: nothing speculative survives.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from engine import metrics
-from engine.clock import Clock
 from engine.errors import BottomlessError, Overloaded, StorageUnavailable
-from engine.settings import WalSettings
-from engine.streams.registry import Registry
 from engine.write.operations import AppendOperation, DeleteOperation, Operation, Outcome
 from engine.write.wal import Group, Wal, Written
+
+if TYPE_CHECKING:
+    from engine.clock import Clock
+    from engine.settings import WalSettings
+    from engine.streams.registry import Registry
+    from engine.write.segments import Segments
 
 _CLOSED: Final = "the server is stopping"
 
@@ -31,12 +34,14 @@ class GroupCommit:
         settings: WalSettings,
         *,
         registry: Registry,
+        segments: Segments,
         outcome: Outcome,
     ) -> None:
         self._wal = wal
         self._clock = clock
         self._settings = settings
         self._registry = registry
+        self._segments = segments
         self._outcome = outcome
         self._loop = asyncio.get_running_loop()
         self._open: list[Operation] = []
@@ -50,7 +55,6 @@ class GroupCommit:
         """The LSN of the last durable group."""
         self.epoch = 0
         """No group may get a lower epoch than this."""
-        self.on_written: Callable[[int, int, list[Operation]], None] | None = None
 
     def check_room(self, payload_bytes: int) -> None:
         """Refuse before anything is changed."""
@@ -59,6 +63,11 @@ class GroupCommit:
         if self._open_bytes + payload_bytes > self._settings.group_bytes_max and self._open:
             raise Overloaded(
                 "too many bytes wait for the disk", hint="Try again shortly.", retry_after_ms=200
+            )
+        if self._segments.total_bytes > self._settings.bytes_max:
+            raise Overloaded(
+                "the write-ahead log is full",
+                hint="Commits do not keep up or fail; the server's log says why.",
             )
 
     def future(self) -> asyncio.Future[None]:
@@ -133,8 +142,7 @@ class GroupCommit:
             if type(operation) is DeleteOperation:
                 # A successor of the same name must start above every offset of this one.
                 self.epoch += 1
-        if self.on_written is not None:
-            self.on_written(written.segment, written.bytes, operations)
+        self._segments.written(written.segment, written.bytes, operations)
         self._count(operations, written)
 
     def _count(self, operations: list[Operation], written: Written) -> None:

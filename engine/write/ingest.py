@@ -1,4 +1,5 @@
-"""From a request's body to records: split, check, refuse. Whatever could fail at commit fails here (F8).
+"""From a request's body to records: split, check, refuse. Whatever could fail at commit fails here
+(F8).
 
 JSON records keep their own bytes: a big integer, 1.0, key order and duplicate keys all survive.
 """
@@ -6,15 +7,17 @@ JSON records keep their own bytes: a big integer, 1.0, key order and duplicate k
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from engine.errors import BadJson, BadText, PayloadTooLarge
 from engine.format.batch import SEPARATOR
-from engine.settings import LimitSettings
 from engine.types import PayloadKind
+
+if TYPE_CHECKING:
+    from engine.settings import LimitSettings
 
 _decode_array: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_one: Final = msgspec.json.Decoder(msgspec.Raw).decode

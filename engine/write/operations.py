@@ -1,13 +1,13 @@
 """What can be made durable: create, append (with or without closing), delete.
 
-An operation is encoded when its group is sealed, which is when offsets are given out, and applied when
+An operation is encoded when its group is sealed, which is when offsets are given out, and applied
+when
 the group is durable, which is when readers may see it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.format.batch import Batch
 from engine.format.frame import AppendMeta, encode_append, encode_create, encode_delete
@@ -15,7 +15,11 @@ from engine.format.offset import START, epoch_of, make_offset
 from engine.streams.producers import ProducerState
 from engine.streams.stream import Pending, Stream
 from engine.types import Offset, ProducerStamp
-from engine.write.ingest import Records
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from engine.write.ingest import Records
 
 
 class Outcome(Protocol):
@@ -42,7 +46,9 @@ class CreateOperation:
         self.payload_bytes = 0
 
     def encode(self, epoch: int) -> list[bytes | memoryview]:
-        """The tail of an empty stream is the moment it was created; a fork's is where it branched off."""
+        """The tail of an empty stream is the moment it was created; a fork's is where it branched
+        off.
+        """
         base = self.stream.fork_offset if self.stream.source else make_offset(epoch, 0)
         self.stream.begin_at(base)
         return [*encode_create(self.stream.meta)]
@@ -102,9 +108,7 @@ class AppendOperation:
             first = next_offset(previous, epoch)
             self.batch = Batch(first, records.count, records.data, records.lengths)
             stream.assigned = self.batch.last
-        return encode_append(
-            stream.id, previous, self.batch, closes=self.closes, meta=self.meta
-        )
+        return encode_append(stream.id, previous, self.batch, closes=self.closes, meta=self.meta)
 
     def apply(self, outcome: Outcome) -> None:
         """The records can be read from now on."""

@@ -1,18 +1,18 @@
-"""Start-up: snapshot (or, without one, the tables themselves), then the WAL, then the tables it touches.
+"""Start-up: snapshot (or, without one, the tables themselves), then the WAL, then the tables it
+touches.
 
-Idempotent, and safe to be killed at any point: nothing is removed before what replaces it is durable.
+Idempotent, and safe to be killed at any point: nothing is removed before what replaces it is
+durable.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from engine.clock import Clock
 from engine.errors import ChecksumMismatch, DataCorrupt, TableDamaged
-from engine.format.batch import Batch
 from engine.format.frame import (
     SEGMENT_HEADER_BYTES,
     AppendEntry,
@@ -25,22 +25,28 @@ from engine.format.frame import (
 )
 from engine.format.names import table_folder
 from engine.format.offset import epoch_of, make_offset
-from engine.storage import Storage
+from engine.storage import LOCK_PATH, Storage
 from engine.streams.registry import Registry
 from engine.streams.stream import Stream
 from engine.table.actions import ACCESSED_APP, OWNER_APP
+from engine.table.replay import load_state
 from engine.table.schema import LOG_FOLDER
-from engine.table.state import NO_VERSION, load_state
+from engine.table.state import NO_VERSION
 from engine.types import Offset, StreamId, StreamName
 from engine.write.committer import TRASH_FOLDER
+from engine.write.segments import Segments
+from engine.write.snapshot import Snapshot, StreamSnapshot, load_snapshot
 from engine.write.state import (
     adopt_position,
     adopt_table,
     forget_committed_changes,
     meta_of,
 )
-from engine.write.trim import Segments, Snapshot, StreamSnapshot, load_snapshot
 from engine.write.wal import WAL_FOLDER
+
+if TYPE_CHECKING:
+    from engine.clock import Clock
+    from engine.format.batch import Batch
 
 _log: Final = structlog.get_logger("engine.recovery")
 
@@ -54,8 +60,6 @@ class Recovered:
     lsn: int = 0
     epoch: int = 0
     owner: int = 0
-    foreign_folders: set[str] = field(default_factory=set)
-    """Folders in the root that are not ours: no stream may be created on top of them."""
 
 
 class Recovery:
@@ -70,7 +74,7 @@ class Recovery:
         self._batches: dict[StreamId, list[tuple[Offset, Batch]]] = {}
 
     def run(self) -> Recovered:
-        """Rebuild every stream; raises DataCorrupt where going on could lose acknowledged records."""
+        """Rebuild every stream; DataCorrupt where going on could lose acknowledged records."""
         self._storage.make_folder(WAL_FOLDER)
         snapshot = load_snapshot(self._storage)
         if snapshot is None:
@@ -147,7 +151,9 @@ class Recovery:
         return stream
 
     def _accessed(self, meta: StreamMeta, accessed_ms: int) -> int:
-        """The last access on this process's monotonic clock; a clock that jumped cannot make it negative."""
+        """The last access on this process's monotonic clock; a clock that jumped cannot make it
+        negative.
+        """
         idle_ms = max(0, self._clock.now_ms() - accessed_ms)
         window_ms = idle_ms if meta.ttl_seconds is None else meta.ttl_seconds * 1000
         return self._clock.monotonic_ms() - min(idle_ms, window_ms)
@@ -170,6 +176,11 @@ class Recovery:
             if first_lsn != (self._snapshot_lsn + 1 if expected is None else expected):
                 self._check_begin(path, first_lsn, expected)
             end, expected = self._replay_segment(path, data, first_lsn)
+            if is_last and end == SEGMENT_HEADER_BYTES:
+                # Begun and never written: the next group will begin it again.
+                self._found.segments.forget([first_lsn])
+                self._storage.remove(path)
+                return
             if end < len(data) and not is_last:
                 raise ChecksumMismatch(
                     f"WAL segment {path} is damaged at byte {end}, and later segments follow",
@@ -184,8 +195,8 @@ class Recovery:
         if expected is None and first_lsn <= self._snapshot_lsn + 1:
             return
         raise ChecksumMismatch(
-            f"WAL segment {path} begins at {first_lsn}, but {expected or self._snapshot_lsn + 1} comes"
-            " next: a segment is missing",
+            f"WAL segment {path} begins at {first_lsn}, but {expected or self._snapshot_lsn + 1}"
+            " comes next: a segment is missing",
             hint="Restore the missing file of the _wal folder.",
         )
 
@@ -238,9 +249,7 @@ class Recovery:
             stream.begin_tail(entry.batch.last)
         if is_new:
             stream.apply_append(closes=entry.closes, meta=entry.meta)
-            stream.accessed_ms = max(
-                stream.accessed_ms, self._accessed(stream.meta, frame.epoch)
-            )
+            stream.accessed_ms = max(stream.accessed_ms, self._accessed(stream.meta, frame.epoch))
 
     # The tables the WAL has records for.
 
@@ -249,7 +258,8 @@ class Recovery:
         if stream.fault is not None:
             return
         try:
-            if batches or stream.version != stream.durable_version:
+            # A commit of the last run may lie above the durable mark, with records or without.
+            if batches or stream.needs_commit:
                 self._open_table(stream)
             position = stream.committed
             for previous, batch in batches:
@@ -286,15 +296,20 @@ class Recovery:
     # What was deleted.
 
     def _remove_trash(self) -> None:
+        used = {stream.folder for stream in self._found.registry}
         for folder, stream_id in self._deleted:
-            if not self._storage.exists(f"{folder}/{LOG_FOLDER}"):
+            if not self._storage.exists(folder):
                 continue
-            meta = meta_of(load_state(self._storage, folder, durable_version=NO_VERSION), folder)
-            if meta is not None and meta.id == stream_id:
+            state = load_state(self._storage, folder, durable_version=NO_VERSION)
+            meta = meta_of(state, folder)
+            # A folder without a log is what a first commit leaves that was cut short.
+            is_litter = meta is None and folder not in used
+            if is_litter or (meta is not None and meta.id == stream_id):
                 self._storage.make_folder(TRASH_FOLDER)
                 self._storage.rename(folder, f"{TRASH_FOLDER}/{folder}-{stream_id:x}")
         self._storage.remove_folder(TRASH_FOLDER)
 
     def _find_foreign_folders(self) -> None:
-        ours = {stream.folder for stream in self._found.registry} | {WAL_FOLDER, TRASH_FOLDER}
-        self._found.foreign_folders = set(self._storage.names("")) - ours
+        ours = {stream.folder for stream in self._found.registry}
+        ours |= {WAL_FOLDER, TRASH_FOLDER, LOCK_PATH}
+        self._found.registry.foreign_folders = set(self._storage.names("")) - ours

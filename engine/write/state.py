@@ -1,26 +1,29 @@
 """How a stream's state is kept in its table, so that tables alone can rebuild every stream.
 
-Numbers go into txn actions, which are replaced in one step with the data; what is fixed or rare goes into
+Numbers go into txn actions, which are replaced in one step with the data; what is fixed or rare
+goes into
 the table's properties.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from engine.errors import TableDamaged
 from engine.format.frame import StreamMeta
 from engine.format.offset import COUNTER_BASE
-from engine.settings import EngineSettings
 from engine.streams.producers import ProducerState
-from engine.streams.stream import Stream
 from engine.table.actions import ACCESSED_APP, PRODUCER_APP
 from engine.table.commit import CommitRequest
 from engine.table.schema import STATE_PROPERTY, STREAM_PROPERTY, table_properties
 from engine.table.state import NO_VERSION, TableState
 from engine.types import ProducerStamp
+
+if TYPE_CHECKING:
+    from engine.settings import EngineSettings
+    from engine.streams.stream import Stream
 
 _EPOCH_SUFFIX: Final = ":epoch"
 _SEQ_SUFFIX: Final = ":seq"
@@ -36,7 +39,13 @@ class RareState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def commit_request(
-    stream: Stream, settings: EngineSettings, *, owner: int, now_ms: int, accessed_ms: int, token: str
+    stream: Stream,
+    settings: EngineSettings,
+    *,
+    owner: int,
+    now_ms: int,
+    accessed_ms: int,
+    token: str,
 ) -> CommitRequest:
     """Everything durable that the stream's table does not hold yet."""
     txns: dict[str, int] = {}

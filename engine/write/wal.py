@@ -10,13 +10,15 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from engine.clock import Clock
 from engine.errors import BottomlessError, StorageUnavailable
 from engine.format.frame import SEGMENT_HEADER_BYTES, encode_frame, encode_segment_header
-from engine.settings import WalSettings
-from engine.storage import Storage
+
+if TYPE_CHECKING:
+    from engine.clock import Clock
+    from engine.settings import WalSettings
+    from engine.storage import Storage
 
 WAL_FOLDER: Final = "_wal"
 
@@ -134,17 +136,22 @@ class Wal:
         except OSError as failure:
             self._poison = StorageUnavailable(
                 f"the disk failed to sync the write-ahead log: {failure.strerror}",
-                hint="What was sent may or may not be stored. Appends are refused until the server is"
-                " restarted on a healthy disk; repeat them with the same producer sequence then.",
+                hint="What was sent may or may not be stored. Appends are refused until the server"
+                " is restarted on a healthy disk; repeat them then, with the same producer"
+                " sequence.",
                 retry_after_ms=5000,
             )
             raise
 
     def _cut_back(self) -> None:
-        """A write failed half way, typically on a full disk: leave no half frame in front of the next."""
+        """A write failed half way, typically on a full disk: leave no half frame behind.
+
+        The cut is synced, because this segment may never be written again.
+        """
         assert self._descriptor is not None
         try:
             self._storage.truncate(self._descriptor, self._length)
+            self._storage.sync(self._descriptor)
         except OSError as failure:
             self._poison = StorageUnavailable(
                 f"the write-ahead log cannot be cut back: {failure.strerror}",

@@ -1,15 +1,15 @@
-"""The write side behind the Log: judges each request against what is durable and what is on its way.
+"""The write side behind the Log: judges each request against what is durable and what is on its
+way.
 
-Judging and submitting happen in one turn of the event loop, so two requests for one stream or producer
+Judging and submitting happen in one turn of the event loop, so two requests for one stream or
+producer
 can never be judged against the same state.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
+from typing import TYPE_CHECKING
 
-from engine.clock import Clock
 from engine.errors import (
     ContentTypeMismatch,
     InvalidRequest,
@@ -25,9 +25,7 @@ from engine.errors import (
 from engine.format.frame import StreamMeta
 from engine.format.names import table_folder
 from engine.format.offset import format_stored
-from engine.settings import EngineSettings
 from engine.streams.producers import ProducerState, is_duplicate
-from engine.streams.registry import Registry
 from engine.streams.stream import Stream
 from engine.types import (
     AppendRequest,
@@ -39,11 +37,18 @@ from engine.types import (
     media_type_of,
     payload_kind,
 )
-from engine.write.committer import Committer
-from engine.write.group import GroupCommit
 from engine.write.ingest import NO_RECORDS, Records, parse_body
 from engine.write.operations import AppendOperation, CreateOperation, DeleteOperation
-from engine.write.trim import Segments
+
+if TYPE_CHECKING:
+    import asyncio
+    import random
+
+    from engine.clock import Clock
+    from engine.settings import EngineSettings
+    from engine.streams.registry import Registry
+    from engine.write.committer import Committer
+    from engine.write.group import GroupCommit
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
@@ -60,8 +65,6 @@ class Writer:
         registry: Registry,
         group: GroupCommit,
         committer: Committer,
-        segments: Segments,
-        foreign_folders: set[str],
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -69,8 +72,6 @@ class Writer:
         self._registry = registry
         self._group = group
         self._committer = committer
-        self._segments = segments
-        self._foreign_folders = foreign_folders
 
     # Create.
 
@@ -79,7 +80,8 @@ class Writer:
     ) -> CreateResult:
         """Create a stream, or confirm one that is the same.
 
-        ``source`` and ``prefix`` are a fork's origin and the records that a sub-offset copies from it.
+        ``source`` and ``prefix`` are a fork's origin and the records that a sub-offset copies from
+        it.
         """
         existing = self._live_soon(name)
         if existing is not None:
@@ -95,7 +97,9 @@ class Writer:
         if prefix.count:
             self._group.submit(AppendOperation(stream, prefix, self._group.future(), closes=False))
         if records.count or request.closed:
-            operation = AppendOperation(stream, records, self._group.future(), closes=request.closed)
+            operation = AppendOperation(
+                stream, records, self._group.future(), closes=request.closed
+            )
             self._group.submit(operation)
         if source is not None:
             source.forks_pending += 1
@@ -111,7 +115,7 @@ class Writer:
     ) -> Stream:
         if len(self._registry) >= self._settings.limits.streams:
             raise TooManyStreams("the server holds as many streams as it may")
-        if table_folder(name) in self._foreign_folders:
+        if table_folder(name) in self._registry.foreign_folders:
             raise StreamExists(
                 "the folder this stream would use holds something else",
                 hint="Choose another name, or move the folder out of the data root and restart.",
@@ -185,11 +189,8 @@ class Writer:
             raise InvalidRequest("the Content-Type header is missing")
         stamp = request.producer
         if stream.closed_soon:
-            if not request.body and stamp is None:
-                return None
-            if stamp is not None and stamp == stream.closed_by_soon:
-                return None
-            raise StreamClosed(stream.assigned)
+            _check_closing_again(stream, request)
+            return None
         if request.body and request.content_type is not None:
             _check_media_type(stream, request.content_type)
         if stamp is not None:
@@ -289,11 +290,6 @@ class Writer:
                 hint="Try again shortly; look at bottomless_commit_lag_seconds if this lasts.",
                 retry_after_ms=500,
             )
-        if self._segments.total_bytes > self._settings.wal.bytes_max:
-            raise Overloaded(
-                "the write-ahead log is full",
-                hint="Commits do not keep up or fail; the server's log says why.",
-            )
 
 
 def _difference(stream: Stream, request: CreateRequest) -> str | None:
@@ -317,6 +313,14 @@ def _difference(stream: Stream, request: CreateRequest) -> str | None:
         checks["fork offset"] = asked is None or asked == meta.fork_offset
         checks["fork sub-offset"] = fork.sub_offset == meta.fork_sub_offset
     return next((name for name, is_same in checks.items() if not is_same), None)
+
+
+def _check_closing_again(stream: Stream, request: AppendRequest) -> None:
+    """On a closed stream only the repetition of what closed it is fine."""
+    is_plain_close = not request.body and request.producer is None
+    is_repeated = request.producer is not None and request.producer == stream.closed_by_soon
+    if not is_plain_close and not is_repeated:
+        raise StreamClosed(stream.assigned)
 
 
 def _check_media_type(stream: Stream, content_type: str) -> None:
