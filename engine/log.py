@@ -72,6 +72,8 @@ class Log:
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
         self._is_ready = False
+        self.is_stopping = False
+        """Live readers are told to come back later."""
         self._followers = 0
 
     @classmethod
@@ -99,6 +101,7 @@ class Log:
                 self._committer.changed(
                     stream, payload_bytes=buffer.payload_bytes, records=buffer.records
                 )
+        self._rest = asyncio.Event()
         self._housekeeper = loop.create_task(self._keep_house(), name="housekeeper")
         elapsed_ms = self._clock.monotonic_ms() - begun
         metrics.recovery_seconds.set(elapsed_ms / 1000)
@@ -139,15 +142,20 @@ class Log:
             committer=self._committer,
         )
 
-    async def stop(self) -> None:
-        """Take no more, make everything durable in the tables, and leave no WAL behind."""
+    def release_followers(self) -> None:
+        """End every wait, now and from now on: the server is about to stop."""
         self._is_ready = False
-        self._housekeeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._housekeeper
-        await self._group.drain()
+        self.is_stopping = True
         for stream in self._registry:
             stream.wake()
+
+    async def stop(self) -> None:
+        """Take no more, make everything durable in the tables, and leave no WAL behind."""
+        self.release_followers()
+        # Not cancelled: a trim must not go on beside the last one.
+        self._rest.set()
+        await self._housekeeper
+        await self._group.drain()
         unsaved = await self._committer.drain(
             [stream for stream in self._registry if self._is_unsaved(stream)]
         )
@@ -193,8 +201,8 @@ class Log:
     async def read(self, name: StreamName, position: Offset) -> ReadResult:
         """One chunk of records after ``position``."""
         stream = self._require(name)
-        self._touch(stream)
-        return await self._read(stream, position)
+        self.touch(stream)
+        return await self.read_stream(stream, position)
 
     @contextlib.contextmanager
     def follow(self, name: StreamName, transport: str) -> Iterator[Follower]:
@@ -264,10 +272,12 @@ class Log:
             raise stream.fault
         return stream
 
-    def _touch(self, stream: Stream) -> None:
+    def touch(self, stream: Stream) -> None:
+        """An access: a sliding TTL begins anew."""
         stream.accessed_ms = self._clock.monotonic_ms()
 
-    async def _read(self, stream: Stream, position: Offset) -> ReadResult:
+    async def read_stream(self, stream: Stream, position: Offset) -> ReadResult:
+        """One chunk of this incarnation."""
         return await self._reader.read(stream, position, bytes_max=self.settings.read.chunk_bytes)
 
     async def _prepare_fork(
@@ -324,8 +334,7 @@ class Log:
 
     async def _keep_house(self) -> None:
         """Once a second: trim what can be trimmed, end what has expired, refresh the gauges."""
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_MS / 1000)
+        while not await self._is_resting():
             for stream in self._registry:
                 if not stream.soft_deleted and self._writer.is_expired(stream):
                     self._writer.expire(stream)
@@ -335,6 +344,13 @@ class Log:
                 metrics.storage_failures.labels(op="trim").inc()
                 _log.error("trim failed; the WAL is kept", error=str(error))
             self._refresh_gauges()
+
+    async def _is_resting(self) -> bool:
+        try:
+            await asyncio.wait_for(self._rest.wait(), _HOUSEKEEPING_MS / 1000)
+        except TimeoutError:
+            return False
+        return True
 
     def _refresh_gauges(self) -> None:
         metrics.streams.set(len(self._registry))
@@ -350,6 +366,7 @@ class Follower:
     def __init__(self, log: Log, stream: Stream) -> None:
         self._log = log
         self._stream = stream
+        self._waiter: asyncio.Future[bool] | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -361,17 +378,26 @@ class Follower:
         """The stream as it is now."""
         return self._stream.info()
 
-    def touch(self) -> None:
-        """A running live read keeps a sliding TTL alive."""
-        self._log._touch(self._stream)
-
     async def read(self, position: Offset) -> ReadResult:
         """One chunk of records after ``position``."""
-        self.touch()
-        return await self._log._read(self._stream, position)
+        self._log.touch(self._stream)
+        return await self._log.read_stream(self._stream, position)
 
     async def wait(self, timeout_ms: int) -> bool:
-        """Wait for the next change; False when the time is up."""
-        if not self._log.is_ready or self.is_gone:
+        """Wait for the next change; False when the time is up, at a stop, or if interrupted.
+
+        A running wait keeps a sliding TTL alive.
+        """
+        if self._log.is_stopping or self.is_gone:
             return False
-        return await wait_for_change(self._stream, timeout_ms)
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            return await wait_for_change(self._stream, self._waiter, timeout_ms)
+        finally:
+            self._waiter = None
+            self._log.touch(self._stream)
+
+    def interrupt(self) -> None:
+        """End the wait that runs now, if any."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(False)

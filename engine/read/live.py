@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from engine.streams.stream import Stream
 
 
-async def wait_for_change(stream: Stream, timeout_ms: int) -> bool:
+async def wait_for_change(stream: Stream, waiter: asyncio.Future[bool], timeout_ms: int) -> bool:
     """Wait until the stream grows, closes or goes; False after ``timeout_ms``.
 
     The caller looks at the stream, then waits, with no other await in between: both happen in one
@@ -17,7 +17,6 @@ async def wait_for_change(stream: Stream, timeout_ms: int) -> bool:
     of the event loop, so no change can slip through.
     """
     loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[bool] = loop.create_future()
     stream.waiters.add(waiter)
     timer = loop.call_later(timeout_ms / 1000, _give_up, waiter)
     try:

@@ -138,7 +138,7 @@ class Stream:
         """Past its Expires-At, or its TTL has run out since the last access."""
         if self.meta.expires_at_ms is not None and now_ms >= self.meta.expires_at_ms:
             return True
-        if self.meta.ttl_seconds is None:
+        if self.meta.ttl_seconds is None or self.waiters:
             return False
         return monotonic_ms - self.accessed_ms >= self.meta.ttl_seconds * 1000
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _decode_array: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_one: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _JSON_SPACE: Final = b" \t\r\n"
+_SCAN_BYTES: Final = 1 << 18
+_QUOTE, _COMMA = b'",'
+_OPENING: Final = np.frombuffer(b"[{", np.uint8)
+_CLOSING: Final = np.frombuffer(b"]}", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ def _check_utf8(body: bytes, kind: PayloadKind) -> None:
 
 
 def _parse_json(body: bytes, limits: LimitSettings) -> Records:
+    if body.count(b",") >= limits.records_per_append:
+        _refuse_too_many(body, limits.records_per_append)
     try:
         if not body.lstrip(_JSON_SPACE).startswith(b"["):
             return Records(1, bytes(_decode_one(body)).strip(_JSON_SPACE), None)
@@ -70,11 +76,35 @@ def _parse_json(body: bytes, limits: LimitSettings) -> Records:
     if not records:
         return NO_RECORDS
     if len(records) > limits.records_per_append:
-        raise PayloadTooLarge(
-            f"an append holds at most {limits.records_per_append} records",
-            hint="Send the records in several appends.",
-        )
+        raise _too_many(limits.records_per_append)
     if len(records) == 1:
         return Records(1, bytes(records[0]), None)
     lengths = np.fromiter(map(len, records), dtype="<u4", count=len(records))
     return Records(len(records), SEPARATOR.join(records), lengths)
+
+
+def _refuse_too_many(body: bytes, records_max: int) -> None:
+    """Count the array's elements before they become objects.
+
+    Decoding 5 million of them took 1.6 s and 400 MB; counting stops after the first too many.
+    """
+    # Escaped quotes do not end a string; pairs of backslashes are escapes of their own.
+    plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    in_string, depth, commas = 0, 0, 0
+    for begin in range(0, len(plain), _SCAN_BYTES):
+        block = np.frombuffer(plain, np.uint8)[begin : begin + _SCAN_BYTES]
+        quotes = np.cumsum(block == _QUOTE) + in_string
+        outside = quotes % 2 == 0
+        steps = np.isin(block, _OPENING).astype(np.int64) - np.isin(block, _CLOSING)
+        depths = np.cumsum(steps * outside) + depth
+        commas += int(np.count_nonzero((block == _COMMA) & outside & (depths == 1)))
+        if commas >= records_max:
+            raise _too_many(records_max)
+        in_string, depth = int(quotes[-1]) % 2, int(depths[-1])
+
+
+def _too_many(records_max: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"an append holds at most {records_max} records",
+        hint="Send the records in several appends.",
+    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from engine import errors
 from engine.format.names import table_folder
@@ -39,6 +40,16 @@ from tests.support.storage import FaultyStorage
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+# Tests make many errors on purpose: a rich traceback of each would cost more than the tests.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        ),
+    ]
+)
 
 JSON = "application/json"
 TEXT = "text/plain"
@@ -125,7 +136,9 @@ class Lives:
         request = CreateRequest(content_type=content_type, **more)
         return await self.log.create(StreamName(name), request)
 
-    async def fork(self, name: str, source: str, offset: int | None = None, sub: int = 0, **more: Any) -> CreateResult:  # noqa: E501
+    async def fork(
+        self, name: str, source: str, offset: int | None = None, sub: int = 0, **more: Any
+    ) -> CreateResult:
         """Fork a stream."""
         where = None if offset is None else Offset(offset)
         fork = ForkRequest(StreamName(source), where, sub)
@@ -170,12 +183,15 @@ class Lives:
     async def commit(self, name: str, *, version: int | None = None) -> None:
         """Let the interval pass, and wait until the table holds the whole stream (or a version)."""
         tail = self.log.head(StreamName(name)).tail
-        self.clock.advance(INTERVAL_MS)
-        if version is None:
-            await until(lambda: committed(self.root, name) >= tail, f"the commit of {name}")
-        else:
-            path = entries_folder(self.root, name) / f"{version:020d}.json"
-            await until(path.exists, f"version {version} of {name}")
+
+        def is_done() -> bool:
+            # A record that came while a commit was under way waits for an interval of its own.
+            self.clock.advance(INTERVAL_MS)
+            if version is None:
+                return committed(self.root, name) >= tail
+            return (entries_folder(self.root, name) / f"{version:020d}.json").exists()
+
+        await until(is_done, f"the commit of {name}")
 
 
 def entries_folder(root: Path, name: str) -> Path:
@@ -203,8 +219,7 @@ def committed(root: Path, name: str) -> int:
 
 @dataclass(slots=True)
 class ModelStream:
-    """One incarnation. Forks hold a copy of what they inherited: that is what they must look like.
-    """
+    """One incarnation. A fork holds a copy of what it inherited: it must look like that."""
 
     request: CreateRequest
     content_type: str

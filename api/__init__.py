@@ -1,0 +1,1 @@
+"""HTTP: parse, call the Log, render. No storage knowledge."""

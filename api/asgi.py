@@ -1,0 +1,48 @@
+"""The few ASGI words the data plane needs, and the headers every response carries."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_EXPOSED: Final = (
+    b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Producer-Epoch,"
+    b" Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, Stream-SSE-Data-Encoding, ETag,"
+    b" Location, Content-Type, Content-Encoding, Vary, Retry-After"
+)
+_ALLOWED_METHODS: Final = b"GET, POST, PUT, DELETE, HEAD, OPTIONS"
+_ALLOWED_HEADERS: Final = (
+    b"content-type, authorization, if-none-match, stream-seq, stream-ttl, stream-expires-at,"
+    b" stream-closed, producer-id, producer-epoch, producer-seq, stream-forked-from,"
+    b" stream-fork-offset, stream-fork-sub-offset"
+)
+
+# Browsers must neither guess a type nor run what a stream holds, and may read it from any origin.
+EVERY_RESPONSE: Final[Headers] = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"cross-origin"),
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", _EXPOSED),
+]
+PREFLIGHT: Final[Headers] = [
+    (b"access-control-allow-methods", _ALLOWED_METHODS),
+    (b"access-control-allow-headers", _ALLOWED_HEADERS),
+    (b"access-control-max-age", b"86400"),
+]
+ALLOW: Final = (b"allow", _ALLOWED_METHODS)
+
+
+async def respond(send: Send, status: int, headers: Headers, body: bytes = b"") -> None:
+    """Send a whole response."""
+    if status not in (204, 304):
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send(
+        {"type": "http.response.start", "status": status, "headers": EVERY_RESPONSE + headers}
+    )
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,43 @@
+"""A chunk of records as HTTP: its headers, its ETag, its body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine import PayloadKind, format_wire
+
+if TYPE_CHECKING:
+    from api.asgi import Headers
+    from engine import ReadResult
+
+CLOSED: Final = (b"stream-closed", b"true")
+_UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+_SANDBOX: Final = (b"content-security-policy", b"sandbox; default-src 'none'")
+
+
+def chunk_headers(result: ReadResult) -> Headers:
+    """What every response to a read says."""
+    reply: Headers = [
+        (b"content-type", result.content_type.encode("ascii")),
+        (b"stream-next-offset", format_wire(result.end).encode("ascii")),
+        _SANDBOX,
+    ]
+    if result.up_to_date:
+        reply.append(_UP_TO_DATE)
+    if result.closed:
+        reply.append(CLOSED)
+    return reply
+
+
+def etag(result: ReadResult) -> bytes:
+    """Changes with the incarnation, the range and the closing of what it names."""
+    mark = ":c" if result.closed else ""
+    start, end = format_wire(result.start), format_wire(result.end)
+    return f'"{result.stream_id:x}:{start}:{end}{mark}"'.encode("ascii")
+
+
+def join_pieces(result: ReadResult) -> bytes:
+    """A JSON array, or the plain bytes one after another."""
+    if result.kind is PayloadKind.JSON:
+        return b"[%b]" % b",".join(result.pieces)
+    return b"".join(result.pieces)

@@ -1,0 +1,212 @@
+"""One HTTP connection: uvicorn's httptools protocol with the bounds it lacks (F7).
+
+Header bytes and count, time to send headers and body, readers that stop reading, chunk overhead,
+and framing that two parsers could read differently. A refused request never reaches a route.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import httptools
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.asgi import EVERY_RESPONSE
+from api.errors import PROBLEM_TYPE, problem
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from api.settings import HttpSettings
+
+# Chunk sizes and extensions may cost this much, or this many times what they frame.
+_CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
+_CHUNK_OVERHEAD_RATIO: Final = 16
+# What is still read and thrown away after a refusal, so that the client can read the answer.
+_DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Phase(Enum):
+    """What the parser waits for."""
+
+    HEAD = 1
+    BODY = 2
+    NOTHING = 3
+
+
+class RequestRefused(ValueError):
+    """Raised inside parser callbacks; carries the status of the refusal."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+class Connection(HttpToolsProtocol):
+    """Bounds are set on a subclass per server, see ``connection_class``."""
+
+    http: HttpSettings
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._phase = Phase.HEAD
+        self._since = self.loop.time()
+        self._head_bytes = 0
+        self._body_raw_bytes = 0
+        self._body_bytes = 0
+        self._refusal: RequestRefused | None = None
+        self._is_refused = False
+        self._unsent_bytes = 0
+        self._unsent_since = 0.0
+        if len(self.connections) > self.http.connections:
+            self._refuse(RequestRefused(503, "too many connections"))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        phase = self._phase
+        try:
+            self.parser.feed_data(data)
+            self._count(len(data), phase)
+        except httptools.HttpParserUpgrade:
+            # Other protocols are not offered; the request itself is answered as plain HTTP.
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if not isinstance(cause, RequestRefused):
+                cause = RequestRefused(400, "the request is not valid HTTP")
+            self._refuse_in_order(cause)
+        except RequestRefused as refusal:
+            self._refuse_in_order(refusal)
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = Phase.HEAD
+        self._since = self.loop.time()
+        self._head_bytes = 0
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        self._phase = Phase.BODY
+        self._body_raw_bytes = self._body_bytes = 0
+        super().on_headers_complete()
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    @override
+    def on_message_complete(self) -> None:
+        self._phase = Phase.NOTHING
+        super().on_message_complete()
+
+    @override
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._refusal is not None:
+            self._refuse(self._refusal)
+
+    def check_timeouts(self, now: float) -> None:
+        """Called about once a second: end what takes too long."""
+        if self.transport.is_closing():
+            self._check_stalled(now)
+            return
+        waited_ms = (now - self._since) * 1000
+        if self._phase is Phase.HEAD and waited_ms > self.http.header_timeout_ms:
+            self._refuse(RequestRefused(408, "the headers took too long"))
+        elif self._phase is Phase.BODY and waited_ms > self.http.body_timeout_ms:
+            self._refuse(RequestRefused(408, "the body took too long"))
+        else:
+            self._check_stalled(now)
+
+    def _check_stalled(self, now: float) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since = unsent, now
+        elif (now - self._unsent_since) * 1000 > self.http.write_timeout_ms:
+            self.transport.abort()
+
+    def _count(self, received: int, phase: Phase) -> None:
+        if self._phase is Phase.HEAD and phase is Phase.HEAD:
+            self._head_bytes += received
+            if self._head_bytes > self.http.header_bytes:
+                raise RequestRefused(431, "the headers are too large")
+        elif self._phase is Phase.BODY:
+            self._since = self.loop.time()
+            self._body_raw_bytes += received
+            overhead = self._body_raw_bytes - self._body_bytes
+            allowed = max(_CHUNK_OVERHEAD_BYTES, _CHUNK_OVERHEAD_RATIO * self._body_bytes)
+            if overhead > allowed + self.http.header_bytes:
+                raise RequestRefused(400, "the chunks carry more framing than data")
+            if self.cycle.response_complete and self._body_raw_bytes > _DISCARD_BYTES_MAX:
+                self.transport.abort()
+
+    def _check_head(self) -> None:
+        """Refuse what is too much, and what other HTTP software might read otherwise."""
+        headers = self.headers
+        size = len(self.url) + sum([len(name) + len(value) for name, value in headers])
+        if size > self.http.header_bytes or len(headers) > self.http.header_count:
+            raise RequestRefused(431, "the headers are too large or too many")
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise RequestRefused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        hosts = 0
+        for name, value in headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                if version == "1.0":
+                    raise RequestRefused(400, "HTTP/1.0 has no transfer encodings")
+                if value.lower() != b"chunked":
+                    raise RequestRefused(501, "the only transfer encoding is chunked")
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise RequestRefused(400, "one Host header is needed")
+
+    def _refuse_in_order(self, refusal: RequestRefused) -> None:
+        """Earlier requests of the connection get their answers first."""
+        if self._phase is Phase.BODY and self.pipeline:
+            # The refused request waits behind others: it must not run with half a body.
+            self.pipeline.popleft()
+            is_busy = True
+        else:
+            is_busy = self._phase is not Phase.BODY and self._is_answering()
+        if is_busy:
+            self._refusal = refusal
+            self._is_refused = True
+            self.flow.pause_reading()
+        else:
+            self._refuse(refusal)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, refusal: RequestRefused) -> None:
+        """Answer and close. A route that waits for the rest of the body sees a client gone."""
+        self._is_refused = True
+        if self._phase is Phase.BODY and self._is_answering() and self.cycle.response_started:
+            self.transport.abort()
+            return
+        status = refusal.status
+        body = problem(status, HTTPStatus(status).name.lower(), refusal.detail)
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode("ascii")]
+        lines += [b"%b: %b\r\n" % header for header in EVERY_RESPONSE]
+        lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (PROBLEM_TYPE, len(body)))
+        lines.append(b"connection: close\r\n\r\n")
+        self.transport.write(b"".join([*lines, body]))
+        self.transport.close()
+
+
+def connection_class(http: HttpSettings) -> type[Connection]:
+    """The protocol class that uvicorn makes one instance of per connection."""
+    return type("BoundedConnection", (Connection,), {"http": http})

@@ -1,0 +1,144 @@
+"""Live reads: long-poll and server-sent events, both on one wake-up per group and stream.
+
+A live reader reads, and waits only if that read found nothing, with no other await in between: so
+no append can slip through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from api.asgi import EVERY_RESPONSE, Headers, respond
+from api.chunk import chunk_headers, etag, join_pieces
+from api.protocol import SSE_TYPE
+from api.sse import render_control, render_data
+from engine import BottomlessError, PayloadKind, payload_kind
+from engine.errors import StreamNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api.asgi import Receive, Send
+    from api.routes.streams import StreamDialect
+    from engine import Follower, Offset, StreamName
+
+_NO_STORE: Final = (b"cache-control", b"no-store")
+_NO_CACHE: Final = (b"cache-control", b"no-cache")
+_BASE64: Final = (b"stream-sse-data-encoding", b"base64")
+
+
+class Client:
+    """The other end of a live read."""
+
+    is_gone = False
+
+
+@contextlib.contextmanager
+def watch_client(receive: Receive, follower: Follower) -> Iterator[Client]:
+    """Notice that the client has gone, and end the wait it no longer needs."""
+    client = Client()
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        client.is_gone = True
+        follower.interrupt()
+
+    task = asyncio.get_running_loop().create_task(until_gone())
+    try:
+        yield client
+    finally:
+        task.cancel()
+
+
+async def long_poll(
+    dialect: StreamDialect,
+    name: StreamName,
+    position: Offset,
+    cursor: str | None,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Answer when there is something after the position, or when the time is up."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + dialect.http.long_poll_timeout_ms / 1000
+    is_over = False
+    with dialect.log.follow(name, "long-poll") as follower, watch_client(receive, follower) as peer:
+        while True:
+            if follower.is_gone:
+                raise StreamNotFound("the stream was deleted while it was read")
+            result = await follower.read(position)
+            if result.pieces or result.closed or is_over:
+                break
+            remaining_ms = int((deadline - loop.time()) * 1000)
+            is_over = remaining_ms <= 0 or not await follower.wait(remaining_ms)
+            if peer.is_gone:
+                return
+    reply = chunk_headers(result)
+    reply.append((b"stream-cursor", dialect.cursor(cursor).encode("ascii")))
+    if result.pieces:
+        reply.append((b"etag", etag(result)))
+        await respond(send, 200, reply, join_pieces(result))
+    else:
+        reply.append(_NO_STORE)
+        await respond(send, 204, reply)
+
+
+async def follow_by_sse(
+    dialect: StreamDialect,
+    name: StreamName,
+    position: Offset,
+    cursor: str | None,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Send everything after the position as it comes, until closed, gone or old enough."""
+    with dialect.log.follow(name, "sse") as follower, watch_client(receive, follower) as peer:
+        headers: Headers = [(b"content-type", SSE_TYPE), _NO_CACHE]
+        if payload_kind(follower.info.content_type) is PayloadKind.BYTES:
+            headers.append(_BASE64)
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": EVERY_RESPONSE + headers}
+        )
+        # A stream that is deleted while it is read ends here like any other.
+        with contextlib.suppress(BottomlessError):
+            await _send_events(dialect, follower, peer, position, cursor, send)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_events(
+    dialect: StreamDialect,
+    follower: Follower,
+    peer: Client,
+    position: Offset,
+    cursor: str | None,
+    send: Send,
+) -> None:
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + dialect.http.sse_lifetime_ms / 1000
+    control_is_due = True
+    while not peer.is_gone and not follower.is_gone:
+        result = await follower.read(position)
+        if result.pieces or result.closed or control_is_due:
+            position, control_is_due = result.end, False
+            control = render_control(
+                position,
+                cursor=dialect.cursor(cursor),
+                up_to_date=result.up_to_date,
+                closed=result.closed,
+            )
+            # Both events in one write: no reader sees data without the position after it.
+            events = render_data(result) + control if result.pieces else control
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+            if result.closed:
+                return
+            continue
+        remaining_ms = int((ends_at - loop.time()) * 1000)
+        if remaining_ms <= 0:
+            return
+        if not await follower.wait(min(dialect.http.sse_keep_alive_ms, remaining_ms)):
+            if dialect.log.is_stopping:
+                return
+            control_is_due = True

@@ -1,0 +1,307 @@
+"""The Durable Streams dialect: /v1/stream/{name}. A raw ASGI callable, because a framework's route
+costs as much CPU as everything else in an append together (F12).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from api.asgi import ALLOW, EVERY_RESPONSE, PREFLIGHT, Headers, Receive, Scope, Send, respond
+from api.body import ClientGone, check_framing, read_body
+from api.chunk import CLOSED, chunk_headers, etag, join_pieces
+from api.errors import problem, render_error
+from api.protocol import (
+    BadHeader,
+    etag_matches,
+    next_cursor,
+    parse_closed,
+    parse_content_type,
+    parse_expires_at,
+    parse_number,
+    parse_position,
+    parse_producer,
+    parse_query,
+    parse_stream_path,
+    parse_stream_seq,
+)
+from api.routes.live import follow_by_sse, long_poll
+from engine import (
+    AppendRequest,
+    BottomlessError,
+    CreateRequest,
+    ForkRequest,
+    format_wire,
+    metrics,
+    parse_offset,
+)
+from engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from api.settings import HttpSettings
+    from engine import Clock, Log, ReadResult, StreamName
+    from engine.settings import LimitSettings
+
+_NO_STORE: Final = (b"cache-control", b"no-store")
+# A full chunk never changes. The last one does: it may be kept, but only used after asking (ETag).
+_CACHE_CHUNK: Final = (b"cache-control", b"public, max-age=60, stale-while-revalidate=300")
+_CACHE_TAIL: Final = (b"cache-control", b"no-cache")
+_ONLY_ONCE: Final = frozenset(
+    {
+        b"content-type",
+        b"content-encoding",
+        b"producer-id",
+        b"producer-epoch",
+        b"producer-seq",
+        b"stream-closed",
+        b"stream-expires-at",
+        b"stream-fork-offset",
+        b"stream-fork-sub-offset",
+        b"stream-forked-from",
+        b"stream-seq",
+        b"stream-ttl",
+    }
+)
+
+
+class StreamDialect:
+    """PUT, POST, GET, HEAD, DELETE and OPTIONS of streams."""
+
+    def __init__(
+        self,
+        log: Log,
+        http: HttpSettings,
+        limits: LimitSettings,
+        *,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.log = log
+        self.http = http
+        self._limits = limits
+        self._clock = clock
+        self._rng = rng
+        self._handlers: dict[
+            str,
+            Callable[[Scope, dict[bytes, bytes], StreamName, Receive, Send], Awaitable[None]],
+        ] = {
+            "GET": self._get,
+            "HEAD": self._head,
+            "POST": self._post,
+            "PUT": self._put,
+            "DELETE": self._delete,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. Errors of the engine become problem bodies here and nowhere else."""
+        method = scope["method"]
+        if method == "OPTIONS":
+            await respond(send, 204, PREFLIGHT)
+            return
+        handler = self._handlers.get(method)
+        if handler is None:
+            body = problem(405, "method_not_allowed", f"{method} is not a method of streams")
+            content_type = (b"content-type", b"application/problem+json")
+            await respond(send, 405, [ALLOW, content_type], body)
+            return
+        try:
+            name = parse_stream_path(scope["raw_path"], bytes_max=self._limits.name_bytes)
+            await handler(scope, _headers(scope), name, receive, send)
+        except ClientGone:
+            return
+        except BottomlessError as error:
+            if method == "POST":
+                metrics.append_rejected.labels(code=error.code).inc()
+            status, headers, body = render_error(error)
+            if status in (413, 415):
+                # The rest of the body is not read, so the connection cannot be used again.
+                headers.append((b"connection", b"close"))
+            await respond(send, status, headers, body)
+
+    def cursor(self, asked: str | None) -> str:
+        """The cursor of a live response."""
+        return next_cursor(asked, now_ms=self._clock.now_ms(), rng=self._rng)
+
+    # Write.
+
+    async def _post(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        name: StreamName,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        del scope
+        limits = self._limits
+        check_framing(headers, limits.body_bytes)
+        producer = parse_producer(headers, limits)
+        request = AppendRequest(
+            content_type=parse_content_type(headers.get(b"content-type"), limits),
+            body=await read_body(receive, limits.body_bytes),
+            close=parse_closed(headers.get(b"stream-closed")),
+            producer=producer,
+            stream_seq=parse_stream_seq(headers.get(b"stream-seq"), limits),
+        )
+        result = await self.log.append(name, request)
+        reply: Headers = [(b"stream-next-offset", format_wire(result.tail).encode())]
+        if result.closed:
+            reply.append(CLOSED)
+        if producer is None:
+            await respond(send, 204, reply)
+            return
+        reply.append((b"producer-epoch", b"%d" % result.producer_epoch))
+        reply.append((b"producer-seq", b"%d" % result.producer_seq))
+        await respond(send, 200 if request.body and not result.duplicate else 204, reply)
+
+    async def _put(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        name: StreamName,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        check_framing(headers, self._limits.body_bytes)
+        request = self._create_request(headers, await read_body(receive, self._limits.body_bytes))
+        result = await self.log.create(name, request)
+        reply: Headers = [
+            (b"content-type", result.content_type.encode("ascii")),
+            (b"stream-next-offset", format_wire(result.tail).encode()),
+        ]
+        if result.closed:
+            reply.append(CLOSED)
+        if result.created:
+            reply.append((b"location", self._base_url(scope) + scope["raw_path"]))
+        await respond(send, 201 if result.created else 200, reply)
+
+    def _create_request(self, headers: dict[bytes, bytes], body: bytes) -> CreateRequest:
+        ttl, expires = headers.get(b"stream-ttl"), headers.get(b"stream-expires-at")
+        if ttl is not None and expires is not None:
+            raise BadHeader("Stream-TTL and Stream-Expires-At exclude each other")
+        expires_at, expires_at_ms = (None, None) if expires is None else parse_expires_at(expires)
+        return CreateRequest(
+            content_type=parse_content_type(headers.get(b"content-type"), self._limits),
+            ttl_seconds=None if ttl is None else parse_number(ttl, "Stream-TTL"),
+            expires_at=expires_at,
+            expires_at_ms=expires_at_ms,
+            closed=parse_closed(headers.get(b"stream-closed")),
+            body=body,
+            fork=self._fork_request(headers),
+        )
+
+    def _fork_request(self, headers: dict[bytes, bytes]) -> ForkRequest | None:
+        source = headers.get(b"stream-forked-from")
+        offset = headers.get(b"stream-fork-offset")
+        sub_offset = headers.get(b"stream-fork-sub-offset")
+        if source is None:
+            if offset is not None or sub_offset is not None:
+                raise BadHeader("fork offsets need Stream-Forked-From")
+            return None
+        return ForkRequest(
+            parse_stream_path(source, bytes_max=self._limits.name_bytes),
+            None if offset is None else parse_offset(offset.decode("latin-1")),
+            0 if sub_offset is None else parse_number(sub_offset, "Stream-Fork-Sub-Offset"),
+        )
+
+    def _base_url(self, scope: Scope) -> bytes:
+        """Never from the Host header: whoever sends a request does not choose where others go."""
+        if self.http.public_url:
+            return self.http.public_url.rstrip("/").encode("ascii")
+        host, port = scope["server"]
+        return f"{scope['scheme']}://{f'[{host}]' if ':' in host else host}:{port}".encode("ascii")
+
+    async def _delete(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        name: StreamName,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        del scope, headers, receive
+        await self.log.delete(name)
+        await respond(send, 204, [])
+
+    # Read.
+
+    async def _head(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        name: StreamName,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        del scope, headers, receive
+        info = self.log.head(name)
+        reply: Headers = [
+            (b"content-type", info.content_type.encode("ascii")),
+            (b"stream-next-offset", format_wire(info.tail).encode()),
+            _NO_STORE,
+        ]
+        if info.ttl_seconds is not None:
+            reply.append((b"stream-ttl", b"%d" % info.ttl_seconds))
+        if info.expires_at is not None:
+            reply.append((b"stream-expires-at", info.expires_at.encode("ascii")))
+        if info.closed:
+            reply.append(CLOSED)
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": EVERY_RESPONSE + reply}
+        )
+        await send({"type": "http.response.body"})
+
+    async def _get(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        name: StreamName,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        info = self.log.head(name)
+        query = parse_query(scope["query_string"])
+        offset, live = query.get("offset"), query.get("live")
+        position = parse_position(offset, tail=info.tail)
+        if live is None:
+            result = await self.log.read(name, position)
+            await self._catch_up(result, headers.get(b"if-none-match"), offset, send)
+            return
+        if offset is None:
+            raise InvalidRequest("live reads need an offset", hint="Add offset=-1 or offset=now.")
+        cursor = query.get("cursor")
+        if live == "long-poll":
+            await long_poll(self, name, position, cursor, receive, send)
+        elif live == "sse":
+            await follow_by_sse(self, name, position, cursor, receive, send)
+        else:
+            raise InvalidRequest("live must be long-poll or sse")
+
+    async def _catch_up(
+        self, result: ReadResult, if_none_match: bytes | None, offset: str | None, send: Send
+    ) -> None:
+        reply = chunk_headers(result)
+        if offset == "now":
+            reply.append(_NO_STORE)
+        else:
+            tag = etag(result)
+            reply.append((b"etag", tag))
+            reply.append(_CACHE_TAIL if result.up_to_date else _CACHE_CHUNK)
+            if etag_matches(if_none_match, tag):
+                await respond(send, 304, reply)
+                return
+        await respond(send, 200, reply, join_pieces(result))
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """By name. A protocol header that is sent twice could mean either value: refused."""
+    pairs = scope["headers"]
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        for name in _ONLY_ONCE & found.keys():
+            if names.count(name) > 1:
+                raise BadHeader(f"{name.decode('ascii')} is sent more than once")
+    return found

@@ -1,0 +1,96 @@
+"""The `bottomless` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="bottomless",
+    help="Durable streams that are Delta tables.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+Root = Annotated[
+    Path | None, typer.Option(help="Data folder; one Delta table per stream.", show_default="data")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Settings file.", show_default="conf/bottomless.toml, if it is there"),
+]
+
+
+@app.callback()
+def bottomless() -> None:
+    """Keep the verbs below one command, also while there are few of them."""
+
+
+@app.command()
+def serve(
+    root: Root = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on.", show_default="4437")
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C; then drain, commit and exit.
+
+    Every setting can also be given as BOTTOMLESS_SECTION__NAME in the environment, or in the
+    settings file; flags win over the environment, the environment over the file.
+    """
+    from api.server import run
+
+    http = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    raise typer.Exit(run(_settings(root, config, http=http)))
+
+
+@app.command()
+def path(
+    stream: Annotated[str, typer.Argument(help="Name of the stream, e.g. shop/orders.")],
+    root: Root = None,
+    config: Config = None,
+) -> None:
+    """Print the folder of a stream's Delta table, for Spark, Polars, DuckDB or deltalake."""
+    from api.paths import table_path
+
+    settings = _settings(root, config)
+    try:
+        found = table_path(settings, stream)
+    except ValueError as error:
+        _fail(str(error))
+    typer.echo(found)
+    if not found.is_dir():
+        typer.echo(
+            "(not there yet: the table is made by the stream's first commit,"
+            f" within {settings.commit.interval_ms} ms of its first record)",
+            err=True,
+        )
+
+
+def _settings(root: Path | None, config: Path | None, **sections: dict[str, Any]) -> Any:  # noqa: ANN401
+    from api.settings import BadSettings, load_settings
+
+    flags: dict[str, Any] = {name: values for name, values in sections.items() if values}
+    if root is not None:
+        flags["root"] = root
+    try:
+        return load_settings(flags, config)
+    except BadSettings as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"bottomless: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    app()
