@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
-from api.asgi import EVERY_RESPONSE
 from api.errors import PROBLEM_TYPE
 from api.openapi import describe_streams
 from api.protocol import STREAM_PREFIX
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from engine import Log
 
 _log: Final = structlog.get_logger("api.app")
-_HEADERS: Final = {name.decode(): value.decode() for name, value in EVERY_RESPONSE}
 
 
 class Application(FastAPI):
@@ -82,7 +80,7 @@ def create_app(settings: Settings, log: Log) -> Application:
         return JSONResponse(
             body,
             status_code=error.status_code,
-            headers={**_HEADERS, **(error.headers or {})},
+            headers=dict(error.headers or {}),
             media_type=PROBLEM_TYPE.decode(),
         )
 

@@ -42,7 +42,5 @@ async def respond(send: Send, status: int, headers: Headers, body: bytes = b"") 
     """Send a whole response."""
     if status not in (204, 304):
         headers = [*headers, (b"content-length", b"%d" % len(body))]
-    await send(
-        {"type": "http.response.start", "status": status, "headers": EVERY_RESPONSE + headers}
-    )
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 from typing_extensions import override
+from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.asgi import EVERY_RESPONSE
+from api.cycle import Cycle
 from api.errors import PROBLEM_TYPE, problem
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ _CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
 _CHUNK_OVERHEAD_RATIO: Final = 16
 # What is still read and thrown away after a refusal, so that the client can read the answer.
 _DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+# uvicorn has no setting for the class of its cycles; it looks this name up for every request.
+httptools_impl.RequestResponseCycle = Cycle  # type: ignore[misc]
 
 
 class Phase(Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
@@ -45,6 +46,7 @@ class BadHeader(InvalidRequest):
     code = "bad_header"
 
 
+@lru_cache(maxsize=8192)
 def parse_stream_path(raw_path: bytes, *, bytes_max: int) -> StreamName:
     """The stream a path names: decoded once, strictly, so that two URLs never name one by mistake.
 
@@ -102,20 +104,20 @@ def parse_closed(value: bytes | None) -> bool:
     return value is not None and value.lower() == b"true"
 
 
-def parse_content_type(value: bytes | None, limits: LimitSettings) -> str | None:
+@lru_cache(maxsize=1024)
+def parse_content_type(value: bytes | None, *, bytes_max: int) -> str | None:
     """The content type as sent; None where there is none."""
     if value is None or not value:
         return None
-    if len(value) > limits.content_type_bytes or not _CONTENT_TYPE.fullmatch(value):
+    if len(value) > bytes_max or not _CONTENT_TYPE.fullmatch(value):
         raise BadHeader("Content-Type is malformed or too long", hint="Send e.g. application/json.")
     return value.decode("ascii")
 
 
 def parse_producer(headers: dict[bytes, bytes], limits: LimitSettings) -> ProducerStamp | None:
     """All three producer headers, or none."""
-    id_, epoch, seq = (
-        headers.get(name) for name in (b"producer-id", b"producer-epoch", b"producer-seq")
-    )
+    id_, epoch = headers.get(b"producer-id"), headers.get(b"producer-epoch")
+    seq = headers.get(b"producer-seq")
     if id_ is None and epoch is None and seq is None:
         return None
     if id_ is None or epoch is None or seq is None:

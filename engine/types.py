@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NewType
+
+import msgspec
 
 from engine.errors import BadStreamName
 
@@ -41,6 +43,7 @@ def check_stream_name(name: str, *, bytes_max: int) -> StreamName:
     return StreamName(name)
 
 
+@lru_cache(maxsize=1024)
 def media_type_of(content_type: str) -> str:
     """The part of a content type that is compared: before the semicolon, trimmed, lower case."""
     return content_type.split(";", 1)[0].strip().lower()
@@ -54,6 +57,7 @@ class PayloadKind(Enum):
     BYTES = "bytes"
 
 
+@lru_cache(maxsize=1024)
 def payload_kind(content_type: str) -> PayloadKind:
     """JSON for application/json, TEXT for text/* in UTF-8, BYTES for everything else."""
     media_type = media_type_of(content_type)
@@ -67,8 +71,7 @@ def payload_kind(content_type: str) -> PayloadKind:
     return PayloadKind.BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class ForkRequest:
+class ForkRequest(msgspec.Struct, frozen=True):
     """Where a new stream branches off: the source and the position in it."""
 
     source: StreamName
@@ -76,8 +79,7 @@ class ForkRequest:
     sub_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CreateRequest:
+class CreateRequest(msgspec.Struct, frozen=True):
     """Everything a PUT says about the stream it wants."""
 
     content_type: str | None = None
@@ -89,8 +91,7 @@ class CreateRequest:
     fork: ForkRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerStamp:
+class ProducerStamp(msgspec.Struct, frozen=True):
     """One idempotent append: who, which life of it, which number."""
 
     id: str
@@ -98,8 +99,7 @@ class ProducerStamp:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
+class AppendRequest(msgspec.Struct, frozen=True):
     """Everything a POST says. An empty body with close=True only closes."""
 
     content_type: str | None
@@ -109,8 +109,7 @@ class AppendRequest:
     stream_seq: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateResult:
+class CreateResult(msgspec.Struct, frozen=True):
     """What a create did and the state after it."""
 
     created: bool
@@ -119,8 +118,7 @@ class CreateResult:
     closed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(msgspec.Struct, frozen=True):
     """What an append did: the tail after it, and the producer state it left."""
 
     tail: Offset
@@ -130,8 +128,7 @@ class AppendResult:
     producer_seq: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StreamInfo:
+class StreamInfo(msgspec.Struct, frozen=True):
     """What HEAD tells."""
 
     name: StreamName
@@ -143,8 +140,7 @@ class StreamInfo:
     expires_at: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(msgspec.Struct, frozen=True):
     """One chunk: whole records after ``start``, and the position after the last of them.
 
     ``pieces`` are runs of records; JSON runs hold their records joined by commas, other runs are

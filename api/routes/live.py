@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from api.asgi import EVERY_RESPONSE, Headers, respond
+from api.asgi import Headers, respond
 from api.chunk import chunk_headers, etag, join_pieces
 from api.protocol import SSE_TYPE
 from api.sse import render_control, render_data
@@ -99,9 +99,7 @@ async def follow_by_sse(
         headers: Headers = [(b"content-type", SSE_TYPE), _NO_CACHE]
         if payload_kind(follower.info.content_type) is PayloadKind.BYTES:
             headers.append(_BASE64)
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": EVERY_RESPONSE + headers}
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         # A stream that is deleted while it is read ends here like any other.
         with contextlib.suppress(BottomlessError):
             await _send_events(dialect, follower, peer, position, cursor, send)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from api.asgi import ALLOW, EVERY_RESPONSE, PREFLIGHT, Headers, Receive, Scope, Send, respond
+from api.asgi import ALLOW, PREFLIGHT, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
 from api.chunk import CLOSED, chunk_headers, etag, join_pieces
 from api.errors import problem, render_error
@@ -139,7 +139,9 @@ class StreamDialect:
         check_framing(headers, limits.body_bytes)
         producer = parse_producer(headers, limits)
         request = AppendRequest(
-            content_type=parse_content_type(headers.get(b"content-type"), limits),
+            content_type=parse_content_type(
+                headers.get(b"content-type"), bytes_max=limits.content_type_bytes
+            ),
             body=await read_body(receive, limits.body_bytes),
             close=parse_closed(headers.get(b"stream-closed")),
             producer=producer,
@@ -183,7 +185,9 @@ class StreamDialect:
             raise BadHeader("Stream-TTL and Stream-Expires-At exclude each other")
         expires_at, expires_at_ms = (None, None) if expires is None else parse_expires_at(expires)
         return CreateRequest(
-            content_type=parse_content_type(headers.get(b"content-type"), self._limits),
+            content_type=parse_content_type(
+                headers.get(b"content-type"), bytes_max=self._limits.content_type_bytes
+            ),
             ttl_seconds=None if ttl is None else parse_number(ttl, "Stream-TTL"),
             expires_at=expires_at,
             expires_at_ms=expires_at_ms,
@@ -248,9 +252,7 @@ class StreamDialect:
             reply.append((b"stream-expires-at", info.expires_at.encode("ascii")))
         if info.closed:
             reply.append(CLOSED)
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": EVERY_RESPONSE + reply}
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": reply})
         await send({"type": "http.response.body"})
 
     async def _get(

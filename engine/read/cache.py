@@ -1,4 +1,4 @@
-"""A bounded cache of decoded row groups, and of open Parquet files with their footers."""
+"""Bounded caches: decoded row groups, and the footers of Parquet files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A Parquet file and the last offset of each of its row groups."""
+class Footer:
+    """What a Parquet file says about itself, and the last offset of each of its row groups."""
 
-    parquet: pq.ParquetFile
+    metadata: pq.FileMetaData
     lasts: list[int]
 
 
@@ -48,22 +48,22 @@ class RunCache:
             self._bytes -= dropped.memory_bytes
 
 
-class FileCache:
-    """Open files, least recently used closed first."""
+class FooterCache:
+    """Footers, least recently used dropped first."""
 
-    def __init__(self, files_max: int) -> None:
-        self._files_max = files_max
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+    def __init__(self, footers_max: int) -> None:
+        self._footers_max = footers_max
+        self._footers: OrderedDict[str, Footer] = OrderedDict()
 
-    def get(self, path: str) -> OpenFile | None:
-        """The open file, if it is still here."""
-        file = self._files.get(path)
-        if file is not None:
-            self._files.move_to_end(path)
-        return file
+    def get(self, path: str) -> Footer | None:
+        """The footer, if it is still here."""
+        footer = self._footers.get(path)
+        if footer is not None:
+            self._footers.move_to_end(path)
+        return footer
 
-    def put(self, path: str, file: OpenFile) -> None:
-        """Keep a file open. One that falls out is closed when its last reader lets go of it."""
-        self._files[path] = file
-        while len(self._files) > self._files_max:
-            self._files.popitem(last=False)
+    def put(self, path: str, footer: Footer) -> None:
+        """Keep a footer."""
+        self._footers[path] = footer
+        while len(self._footers) > self._footers_max:
+            self._footers.popitem(last=False)

@@ -1,50 +1,41 @@
-"""Reads: files, then the hot tail, through every ancestor of a fork; one view of old and fresh
-records.
+"""Reads: files, then the hot tail, through every ancestor of a fork; one view of old and fresh.
 
 Every step looks at the stream anew, so a commit that moves records from the tail into a file
-between two
-steps is not noticed.
+between two steps is not noticed.
 """
 
 from __future__ import annotations
 
-import asyncio
-from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
-from engine.errors import StorageUnavailable, StreamNotFound, TableDamaged
+from engine.errors import StreamNotFound, TableDamaged
 from engine.index.files import OffsetIndex
-from engine.read.cache import FileCache, OpenFile, RunCache
-from engine.table.parquet import open_file, read_append_seq, read_row_group, row_group_bounds
+from engine.read.rowgroups import RowGroups
 from engine.table.replay import load_state
 from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ReadResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from engine.format.batch import Batch
     from engine.format.run import Run
     from engine.settings import ReadSettings
     from engine.storage import Storage
     from engine.streams.stream import Stream
-    from engine.table.actions import DataFile
 
-T = TypeVar("T")
 _ENDLESS: Final = Offset(10**32)
 _INDEX_RELOADS_MAX: Final = 3
 
 
-def lineage(stream: Stream, limit: Offset = _ENDLESS) -> list[tuple[Stream, Offset]]:
+def lineage(stream: Stream) -> list[tuple[Stream, Offset]]:
     """Where records lie: each ancestor with the last offset that is inherited from it."""
-    own = [(stream, limit)]
-    if stream.source is None:
-        return own
-    return lineage(stream.source, min(limit, stream.fork_offset)) + own
+    limit = _ENDLESS
+    found = [(stream, limit)]
+    while stream.source is not None:
+        limit = min(limit, stream.fork_offset)
+        stream = stream.source
+        found.append((stream, limit))
+    return found[::-1]
 
 
 @dataclass(slots=True)
@@ -103,19 +94,15 @@ class Chunk:
 
 
 class Reader:
-    """Serves records after a position. Decoding runs on threads; the event loop never waits for a
-    disk.
-    """
+    """Serves records after a position."""
 
     def __init__(self, storage: Storage, settings: ReadSettings) -> None:
         self._storage = storage
-        self._pool = ThreadPoolExecutor(settings.threads, "read")
-        self._runs = RunCache(settings.cache_bytes)
-        self._files = FileCache(settings.footers_max)
+        self._row_groups = RowGroups(storage, settings)
 
     def stop(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        self._row_groups.stop()
 
     async def read(self, stream: Stream, position: Offset, *, bytes_max: int) -> ReadResult:
         """One chunk after ``position``; at least one record if there is any."""
@@ -158,8 +145,8 @@ class Reader:
         if position < stream.committed:
             found = await self._next_run(stream, position)
             if found is not None:
-                run, opened, row_group = found
-                seqs = await self._on_thread(read_append_seq, opened.parquet, row_group)
+                run, path, row_group = found
+                seqs = await self._row_groups.append_seqs(path, row_group)
                 begin, last = run.index_after(position), run.index_after(limit)
                 if begin < last and not is_first and seqs[begin] == 0:
                     return []
@@ -193,7 +180,7 @@ class Reader:
                     return
                 chunk.take_batch(batch, limit)
 
-    async def _next_run(self, stream: Stream, position: Offset) -> tuple[Run, OpenFile, int] | None:
+    async def _next_run(self, stream: Stream, position: Offset) -> tuple[Run, str, int] | None:
         """The row group that holds the first committed record after ``position``."""
         for _ in range(_INDEX_RELOADS_MAX):
             index = stream.index or await self._load_index(stream)
@@ -201,33 +188,17 @@ class Reader:
             if not files:
                 return None
             try:
-                return await self._run_of(stream, files[0], position)
+                path = f"{stream.folder}/{files[0].path}"
+                run, row_group = await self._row_groups.after(path, position, stream.kind)
             except FileNotFoundError:
                 # Compaction replaced the file and vacuum removed it: the log
                 # tells where the rows are.
                 if stream.gone:
                     raise StreamNotFound("the stream was deleted while it was read") from None
                 stream.index = stream.table = None
+            else:
+                return run, path, row_group
         raise TableDamaged(f"a file of {stream.name} is missing")
-
-    async def _run_of(
-        self, stream: Stream, file: DataFile, position: Offset
-    ) -> tuple[Run, OpenFile, int]:
-        path = f"{stream.folder}/{file.path}"
-        opened = self._files.get(path)
-        if opened is None:
-            opened = await self._on_thread(self._open, path)
-            self._files.put(path, opened)
-        row_group = bisect_right(opened.lasts, position)
-        run = self._runs.get(path, row_group)
-        if run is None:
-            run = await self._on_thread(read_row_group, opened.parquet, row_group, stream.kind)
-            self._runs.put(path, row_group, run)
-        return run, opened, row_group
-
-    def _open(self, path: str) -> OpenFile:
-        parquet = open_file(self._storage.open_input(path))
-        return OpenFile(parquet, [last for _, last in row_group_bounds(parquet)])
 
     async def _load_index(self, stream: Stream) -> OffsetIndex:
         """Build the index from the table's log, as new as the newest commit."""
@@ -236,7 +207,7 @@ class Reader:
                 return stream.index
             state = stream.table
             if state is None and stream.version != NO_VERSION:
-                state = await self._on_thread(self._load_state, stream)
+                state = await self._row_groups.on_thread(self._load_state, stream)
                 if state.version < stream.version or stream.index is not None:
                     continue
                 if stream.table is None and not stream.is_committing:
@@ -248,14 +219,3 @@ class Reader:
 
     def _load_state(self, stream: Stream) -> TableState:
         return load_state(self._storage, stream.folder, durable_version=stream.durable_version)
-
-    async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._pool, work, *arguments)
-        except FileNotFoundError:
-            raise
-        except pa.ArrowException as error:
-            raise TableDamaged(f"a file cannot be decoded: {error}") from error
-        except OSError as error:
-            raise StorageUnavailable(f"a file cannot be read: {error.strerror}") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine.errors import BadProducer, SequenceGap, StaleEpoch
 
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from engine.types import ProducerStamp
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerState:
+class ProducerState(msgspec.Struct, frozen=True):
     """The newest life of a producer and the highest sequence number accepted from it."""
 
     epoch: int

@@ -63,9 +63,9 @@ def batches_to_arrow(batches: list[Batch], kind: PayloadKind) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=arrow_schema(kind))
 
 
-def open_file(source: pa.NativeFile) -> pq.ParquetFile:
-    """Open for reading row groups; page checksums are verified."""
-    return pq.ParquetFile(source, page_checksum_verification=True)
+def open_file(source: pa.NativeFile, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Open for reading row groups; page checksums are verified. For one thread at a time."""
+    return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
 
 
 def row_group_bounds(file: pq.ParquetFile) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ JSON records keep their own bytes: a big integer, 1.0, key order and duplicate k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -28,8 +27,7 @@ _OPENING: Final = np.frombuffer(b"[{", np.uint8)
 _CLOSING: Final = np.frombuffer(b"]}", np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(msgspec.Struct, frozen=True):
     """The records of one append, as a batch wants them; offsets come later."""
 
     count: int

@@ -17,11 +17,8 @@ class Segments:
     def __init__(self) -> None:
         self._needs: dict[int, dict[StreamId, Offset]] = {}
         self._bytes: dict[int, int] = {}
-
-    @property
-    def total_bytes(self) -> int:
+        self.total_bytes = 0
         """Bytes of all segments."""
-        return sum(self._bytes.values())
 
     @property
     def newest(self) -> int:
@@ -32,6 +29,7 @@ class Segments:
         """A group went into a segment."""
         needs = self._needs.setdefault(segment, {})
         self._bytes[segment] = self._bytes.get(segment, 0) + size
+        self.total_bytes += size
         for operation in operations:
             if type(operation) is AppendOperation and operation.batch is not None:
                 needs[operation.stream.id] = operation.batch.last
@@ -40,6 +38,7 @@ class Segments:
         """A segment found at start-up."""
         self._needs[segment] = needs
         self._bytes[segment] = size
+        self.total_bytes += size
 
     def removable(self, registry: Registry, *, everything: bool = False) -> list[int]:
         """Closed segments from the oldest on whose records are all committed."""
@@ -62,4 +61,4 @@ class Segments:
         """The files of these segments are gone."""
         for segment in segments:
             del self._needs[segment]
-            del self._bytes[segment]
+            self.total_bytes -= self._bytes.pop(segment)

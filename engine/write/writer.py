@@ -191,8 +191,8 @@ class Writer:
         if stream.closed_soon:
             _check_closing_again(stream, request)
             return None
-        if request.body and request.content_type is not None:
-            _check_media_type(stream, request.content_type)
+        if request.body and request.content_type != stream.meta.content_type:
+            _check_media_type(stream, request.content_type or "")
         if stamp is not None:
             known = stream.producer_soon(stamp.id)
             if is_duplicate(known, stamp):

@@ -1,4 +1,4 @@
-"""What the WAL forgets, and when: never before the tables are durable, never after a failed sync."""
+"""What the WAL forgets: nothing before the tables are durable, nothing after a failed sync."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.model import BYTES, Lives, until
+from tests.support.storage import FaultyStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,8 +70,6 @@ async def test_log_that_cannot_sync_at_start_is_not_ready_or_does_not_start(live
     await lives.create("s")
     await lives.append("s", b"1")
     await lives.die()
-    from tests.support.storage import FaultyStorage
-
     original = FaultyStorage.call
 
     def failing(self, name, *rest):

@@ -164,13 +164,14 @@ async def test_wal_refuses_more_when_the_segments_hold_too_much(root):
     await lives.start()
     await lives.create("s", BYTES)
     lives.storage.fail("put_if_absent", times=1000)
+    for _ in range(11):
+        await lives.append("s", bytes(100_000))
     with pytest.raises(errors.Overloaded):
-        for _ in range(40):
-            await lives.append("s", bytes(100_000))
+        await lives.append("s", b"one more")
     await lives.bury()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 async def test_wal_keeps_every_acknowledged_append_over_a_power_cut(lives: Lives, seed: int):
     rng = random.Random(seed)
     expected: dict[str, list[bytes]] = {"a": [], "b": []}

@@ -1,0 +1,93 @@
+"""One request and its response: uvicorn's cycle, with one write and little work per header.
+
+Profiled at 64 connections: checking every header with two regular expressions and writing head and
+body separately took a sixth of an append's CPU. Our routes only send values they have checked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from api.asgi import Headers, Message
+
+_BODILESS: Final = frozenset({204, 304})
+
+
+class DefaultHeaders:
+    """The headers of every response as bytes. uvicorn makes a new list when the date changes."""
+
+    def __init__(self) -> None:
+        self._source: Headers | None = None
+        self._rendered = b""
+
+    def render(self, source: Headers) -> bytes:
+        """The bytes of ``source``, rendered once per list."""
+        if source is not self._source:
+            self._rendered = b"".join([b"%b: %b\r\n" % header for header in source])
+            self._source = source
+        return self._rendered
+
+
+_default_headers: Final = DefaultHeaders()
+
+
+class Cycle(RequestResponseCycle):
+    """Holds the head back until the first part of the body, and sends both at once."""
+
+    _head: bytes = b""
+
+    @override
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            assert not self.response_started
+            self._start(message["status"], message["headers"])
+        else:
+            assert self.response_started
+            assert not self.response_complete
+            self._write(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    def _start(self, status: int, headers: Headers) -> None:
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        parts = [STATUS_LINE[status], _default_headers.render(self.default_headers)]
+        self.chunked_encoding = self.scope["method"] != "HEAD" and status not in _BODILESS
+        for name, value in headers:
+            parts.append(b"%b: %b\r\n" % (name, value))
+            if name == b"content-length":
+                self.chunked_encoding = False
+            elif name == b"connection" and value == b"close":
+                self.keep_alive = False
+        if self.chunked_encoding:
+            parts.append(b"transfer-encoding: chunked\r\n")
+        parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        self._head = b"".join(parts)
+
+    def _write(self, body: Any, *, is_last: bool) -> None:  # noqa: ANN401  (bytes-like)
+        parts = [self._head] if self._head else []
+        self._head = b""
+        if self.scope["method"] != "HEAD":
+            if self.chunked_encoding:
+                if body:
+                    parts += [b"%x\r\n" % len(body), body, b"\r\n"]
+                if is_last:
+                    parts.append(b"0\r\n\r\n")
+            elif body:
+                parts.append(body)
+        if len(parts) == 1:
+            self.transport.write(parts[0])
+        elif parts:
+            self.transport.writelines(parts)
+        if is_last:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
