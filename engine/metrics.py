@@ -1,6 +1,4 @@
-"""Every metric: its name, help and buckets. Updated once per group, commit or read, not per
-record.
-"""
+"""Every metric: name, help and buckets. Updated once per group, commit or read, not per record."""
 
 from __future__ import annotations
 

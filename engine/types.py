@@ -144,8 +144,7 @@ class ReadResult(msgspec.Struct, frozen=True):
     """One chunk: whole records after ``start``, and the position after the last of them.
 
     ``pieces`` are runs of records; JSON runs hold their records joined by commas, other runs are
-    plain
-    concatenations. ``up_to_date`` says nothing more existed when the chunk was planned.
+    plain concatenations. ``up_to_date`` says nothing more existed when the chunk was planned.
     """
 
     stream_id: StreamId

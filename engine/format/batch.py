@@ -2,8 +2,7 @@
 Parquet.
 
 JSON batches keep their records joined by commas, so that a read needs no loop over records; the
-lengths
-tell where each one ends. Other batches hold one record.
+lengths tell where each one ends. Other batches hold one record.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 durable.
 
 The checksum covers a whole group, so a group is on disk entirely or not at all, and a bad frame
-that is
-followed by a good one can only be damage: the good one was written after the bad one had been
-synced.
-The layout is documented in docs/format.md.
+that is followed by a good one can only be damage: the good one was written after the bad one had
+been synced. The layout is documented in docs/format.md.
 """
 
 from __future__ import annotations

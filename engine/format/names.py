@@ -1,9 +1,7 @@
-"""Folder names of tables: ``[A-Za-z0-9_-]`` only, because delta-rs decodes ``%`` and turns ``\\``
-around.
+"""Folder names of tables: ``[A-Za-z0-9_-]`` only, because delta-rs decodes ``%`` in paths (F6).
 
-A plain name is its own folder. Every other name gets ``_-`` and an injective escape; one that
-would be
-too long for a file system gets ``_h-`` and a hash. Folders of our own (``_wal``) never begin so.
+A plain name is its own folder. Every other name gets ``_-`` and an injective escape; one that would
+be too long for a file system gets ``_h-`` and a hash. Folders of our own (``_wal``) never begin so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Offsets: 16 digits of epoch (ms) and 16 digits of counter.
 
 Inside the engine an offset is one integer, ``epoch * 10**16 + counter``: printed with 32 digits it
-*is*
-the stored form, so integer order, string order and time order are the same order.
+*is* the stored form, so integer order, string order and time order are the same order.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ class Buffer(Protocol):
 
 
 class Run:
-    """Records in offset order: their 32-character offsets, their joined bytes, where each one
-    ends.
-    """
+    """Records in offset order: their offsets, their joined bytes, where each one ends."""
 
     __slots__ = ("count", "data", "ends", "keys", "separator_bytes")
 

@@ -13,8 +13,7 @@ async def wait_for_change(stream: Stream, waiter: asyncio.Future[bool], timeout_
     """Wait until the stream grows, closes or goes; False after ``timeout_ms``.
 
     The caller looks at the stream, then waits, with no other await in between: both happen in one
-    turn
-    of the event loop, so no change can slip through.
+    turn of the event loop, so no change can slip through.
     """
     loop = asyncio.get_running_loop()
     stream.waiters.add(waiter)

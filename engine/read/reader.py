@@ -64,8 +64,7 @@ class Chunk:
         """Add what a row group holds after the position; False if that is nothing.
 
         A row group that does not fit is taken whole into a chunk that is less than half full, so
-        that
-        the next chunk begins where a row group begins.
+        that the next chunk begins where a row group begins.
         """
         begin, last = run.index_after(self.position), run.index_after(limit)
         if begin >= last:

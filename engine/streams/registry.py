@@ -1,8 +1,7 @@
 """Which streams exist: by name as readers see it, by name as the next append will find it, by id.
 
 Deletion counts forks: a stream that forks still read is only hidden, and really goes with the last
-of
-them, up the chain.
+of them, up the chain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Delta actions as the engine writes and reads them, and one log entry made of them.
 
 commitInfo is the last line of an entry and counts the lines before it: an entry that a power cut
-left
-short or empty is thereby recognised (F1), although each of its lines may be good JSON.
+left short or empty is thereby recognised (F1), although each of its lines may be good JSON.
 """
 
 from __future__ import annotations

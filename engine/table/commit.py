@@ -2,10 +2,8 @@
 writer.
 
 The reply to a put may be lost and other processes may commit rewrites, so a taken version is read
-back:
-ours already there is success, a rewrite is taken over and the next version tried, a higher owner
-ends
-our right to commit (F3, F4).
+back: ours already there is success, a rewrite is taken over and the next version tried, a higher
+owner ends our right to commit (F3, F4).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 first.
 
 Everything a commit holds is taken in one moment on the event loop: all records of the tail and the
-state
-they led to. So a table never knows a producer's append without its records, nor the reverse.
+state they led to. So a table never knows a producer's append without its records, nor the reverse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Group commit: all operations that arrive while one group is being written become the next group.
 
 One group is in flight at a time. So offsets are given out against durable state only, and a failed
-group
-takes everything down that was judged against it: nothing speculative survives.
+group takes everything down that was judged against it: nothing speculative survives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What can be made durable: create, append (with or without closing), delete.
 
 An operation is encoded when its group is sealed, which is when offsets are given out, and applied
-when
-the group is durable, which is when readers may see it.
+when the group is durable, which is when readers may see it.
 """
 
 from __future__ import annotations

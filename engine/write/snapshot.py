@@ -22,9 +22,7 @@ _MAGIC: Final = b"BTMLSNP1"
 
 
 class StreamSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stream at the moment of a trim. Records are not in it: they are in the table or in the
-    WAL.
-    """
+    """A stream at the moment of a trim. Its records are in the table or in the WAL, not here."""
 
     meta: StreamMeta
     tail: str

@@ -1,8 +1,7 @@
 """How a stream's state is kept in its table, so that tables alone can rebuild every stream.
 
 Numbers go into txn actions, which are replaced in one step with the data; what is fixed or rare
-goes into
-the table's properties.
+goes into the table's properties.
 """
 
 from __future__ import annotations

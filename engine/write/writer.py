@@ -2,8 +2,7 @@
 way.
 
 Judging and submitting happen in one turn of the event loop, so two requests for one stream or
-producer
-can never be judged against the same state.
+producer can never be judged against the same state.
 """
 
 from __future__ import annotations
