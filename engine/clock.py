@@ -15,6 +15,9 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Milliseconds that never go backwards; meaningless across processes."""
 
+    def monotonic_s(self) -> float:
+        """The same clock in seconds, as fine as it gets: for measuring, not for deciding."""
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -26,3 +29,7 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         """Monotonic clock in milliseconds."""
         return time.monotonic_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        """Monotonic clock in seconds."""
+        return time.monotonic()

@@ -86,7 +86,7 @@ class Log:
     async def start(self) -> None:
         """Recover, then take requests. Must run on the event loop that will use the log."""
         loop = asyncio.get_running_loop()
-        begun = self._clock.monotonic_ms()
+        begun_s = self._clock.monotonic_s()
         self._storage.lock()
         found = await loop.run_in_executor(None, Recovery(self._storage, self._clock).run)
         self._compose(found)
@@ -103,9 +103,9 @@ class Log:
                 )
         self._rest = asyncio.Event()
         self._housekeeper = loop.create_task(self._keep_house(), name="housekeeper")
-        elapsed_ms = self._clock.monotonic_ms() - begun
-        metrics.recovery_seconds.set(elapsed_ms / 1000)
-        _log.info("recovered", streams=len(self._registry), milliseconds=elapsed_ms)
+        elapsed_s = self._clock.monotonic_s() - begun_s
+        metrics.recovery_seconds.set(elapsed_s)
+        _log.info("recovered", streams=len(self._registry), seconds=round(elapsed_s, 3))
         self._is_ready = True
 
     def _compose(self, found: Recovered) -> None:
@@ -132,7 +132,7 @@ class Log:
             group=self._group,
             committer=self._committer,
         )
-        self._reader = Reader(self._storage, settings.read)
+        self._reader = Reader(self._storage, clock, settings.read)
         self._writer = Writer(
             settings,
             clock,

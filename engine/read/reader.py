@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from engine import metrics
 from engine.errors import StreamNotFound, TableDamaged
 from engine.index.files import OffsetIndex
 from engine.read.rowgroups import RowGroups
@@ -17,6 +18,7 @@ from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ReadResult
 
 if TYPE_CHECKING:
+    from engine.clock import Clock
     from engine.format.batch import Batch
     from engine.format.run import Run
     from engine.settings import ReadSettings
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _ENDLESS: Final = Offset(10**32)
 _INDEX_RELOADS_MAX: Final = 3
+_SECONDS_TAIL: Final = metrics.read_seconds.labels(source="tail")
+_SECONDS_TABLE: Final = metrics.read_seconds.labels(source="table")
 
 
 def lineage(stream: Stream) -> list[tuple[Stream, Offset]]:
@@ -95,8 +99,9 @@ class Chunk:
 class Reader:
     """Serves records after a position."""
 
-    def __init__(self, storage: Storage, settings: ReadSettings) -> None:
+    def __init__(self, storage: Storage, clock: Clock, settings: ReadSettings) -> None:
         self._storage = storage
+        self._clock = clock
         self._row_groups = RowGroups(storage, settings)
 
     def stop(self) -> None:
@@ -105,11 +110,16 @@ class Reader:
 
     async def read(self, stream: Stream, position: Offset, *, bytes_max: int) -> ReadResult:
         """One chunk after ``position``; at least one record if there is any."""
+        begun_s = self._clock.monotonic_s()
+        is_fresh = position >= stream.committed
         chunk = Chunk(position, bytes_max)
         for part, limit in lineage(stream):
             await self._read_part(part, limit, chunk)
             if chunk.is_full:
                 break
+        seconds = _SECONDS_TAIL if is_fresh else _SECONDS_TABLE
+        seconds.observe(self._clock.monotonic_s() - begun_s)
+        metrics.read_bytes.inc(chunk.size)
         # No await from here on: what is said about the tail is true at this moment.
         reached = not chunk.is_full or chunk.position >= stream.tail
         return ReadResult(

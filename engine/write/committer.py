@@ -180,7 +180,7 @@ class Committer:
             _log.error("commit task failed", exc_info=task.exception())
 
     async def _commit(self, stream: Stream) -> None:
-        begun = self._clock.monotonic_ms()
+        begun_s = self._clock.monotonic_s()
         request = self._request(stream)
         producers, stream.producers_changed = stream.producers_changed, set()
         state_changed, stream.state_changed = stream.state_changed, False
@@ -195,7 +195,7 @@ class Committer:
             self._failed(stream, error)
         else:
             self._committed(stream, request, state, applied)
-            metrics.commit_seconds.observe((self._clock.monotonic_ms() - begun) / 1000)
+            metrics.commit_seconds.observe(self._clock.monotonic_s() - begun_s)
             if not stream.gone:
                 await self._checkpoint(stream)
         stream.is_committing = False

@@ -45,9 +45,12 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._open: list[Operation] = []
         self._open_bytes = 0
-        self._opened_ms = 0
+        self._opened_s = 0.0
+        self._in_flight_since_s = 0.0
         self._in_flight: list[Operation] | None = None
         self._seal_scheduled = False
+        self._barriers_open: list[asyncio.Future[None]] = []
+        self._barriers_in_flight: list[asyncio.Future[None]] = []
         self._idle: asyncio.Future[None] | None = None
         self._stopped = False
         self.lsn = 0
@@ -76,7 +79,7 @@ class GroupCommit:
     def submit(self, operation: Operation) -> None:
         """Add to the open group; its future resolves when the group is durable."""
         if not self._open:
-            self._opened_ms = self._clock.monotonic_ms()
+            self._opened_s = self._clock.monotonic_s()
         self._open.append(operation)
         self._open_bytes += operation.payload_bytes
         if self._in_flight is None and not self._seal_scheduled:
@@ -86,14 +89,12 @@ class GroupCommit:
 
     async def barrier(self) -> None:
         """Wait until everything submitted so far is durable or has failed."""
-        operations = self._open or self._in_flight
-        if not operations:
+        if not self._open and self._in_flight is None:
             return
-        last = operations[-1].done
-        await asyncio.wait([last])
-        error = last.exception()
-        if error is not None:
-            raise error
+        # A future of its own: that of an operation may be cancelled by whoever waits for it.
+        done = self.future()
+        (self._barriers_open if self._open else self._barriers_in_flight).append(done)
+        await done
 
     async def drain(self) -> None:
         """Take no more operations and wait for those under way."""
@@ -108,7 +109,8 @@ class GroupCommit:
         if not self._open:
             return
         operations, self._open, self._open_bytes = self._open, [], 0
-        self._in_flight = operations
+        self._in_flight, self._in_flight_since_s = operations, self._opened_s
+        self._barriers_in_flight, self._barriers_open = self._barriers_open, []
         self.epoch = max(self.epoch, self._clock.now_ms())
         parts: list[bytes | memoryview] = []
         for operation in operations:
@@ -141,6 +143,9 @@ class GroupCommit:
             if type(operation) is DeleteOperation:
                 # A successor of the same name must start above every offset of this one.
                 self.epoch += 1
+        for barrier in self._barriers_in_flight:
+            if not barrier.done():
+                barrier.set_result(None)
         self._segments.written(written.segment, written.bytes, operations)
         self._count(operations, written)
 
@@ -153,8 +158,8 @@ class GroupCommit:
         metrics.append_records.inc(records)
         metrics.append_bytes.inc(sum(operation.payload_bytes for operation in operations))
         metrics.append_batch_records.observe(records)
-        metrics.wal_fsync_seconds.observe(written.milliseconds / 1000)
-        metrics.append_ack_seconds.observe((self._clock.monotonic_ms() - self._opened_ms) / 1000)
+        metrics.wal_fsync_seconds.observe(written.seconds)
+        metrics.append_ack_seconds.observe(self._clock.monotonic_s() - self._in_flight_since_s)
         metrics.queue_bytes.set(self._open_bytes)
 
     def _fail(self, operations: list[Operation], error: BottomlessError) -> None:
@@ -165,6 +170,15 @@ class GroupCommit:
             stream = operation.stream
             stream.pending = None
             stream.assigned = stream.tail
-            if not operation.done.done():
-                operation.done.set_exception(error)
+            _set_exception(operation.done, error)
+        for barrier in self._barriers_in_flight + self._barriers_open:
+            _set_exception(barrier, error)
+        self._barriers_open = []
         self._registry.forget_announcements()
+
+
+def _set_exception(future: asyncio.Future[None], error: BottomlessError) -> None:
+    """Fail a future that may have been cancelled, or that nobody may ever look at."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

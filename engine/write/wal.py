@@ -44,7 +44,7 @@ class Written:
 
     segment: int
     bytes: int
-    milliseconds: int
+    seconds: float
     error: BottomlessError | None = None
 
 
@@ -88,7 +88,7 @@ class Wal:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             group, done = item
-            begun = self._clock.monotonic_ms()
+            begun_s = self._clock.monotonic_s()
             written, error = 0, self._poison
             if error is None:
                 try:
@@ -98,8 +98,8 @@ class Wal:
                         f"the write-ahead log cannot be written: {failure.strerror}",
                         hint="Free or repair the disk; nothing was acknowledged.",
                     )
-            elapsed = self._clock.monotonic_ms() - begun
-            done(Written(self._segment, written, elapsed, error))
+            elapsed_s = self._clock.monotonic_s() - begun_s
+            done(Written(self._segment, written, elapsed_s, error))
 
     def _write(self, group: Group) -> int:
         payload = b"".join(group.parts)

@@ -9,6 +9,6 @@ from hypothesis import HealthCheck, settings
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 
-settings.register_profile("default", max_examples=50, stateful_step_count=40, **COMMON)
+settings.register_profile("default", max_examples=120, stateful_step_count=40, **COMMON)
 settings.register_profile("long", max_examples=5000, stateful_step_count=100, **COMMON)
 settings.load_profile("default")

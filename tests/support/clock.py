@@ -20,6 +20,10 @@ class ManualClock:
         """Monotonic clock."""
         return self._monotonic_ms
 
+    def monotonic_s(self) -> float:
+        """Monotonic clock in seconds."""
+        return self._monotonic_ms / 1000
+
     def advance(self, milliseconds: int) -> None:
         """Time passes on both clocks."""
         assert milliseconds >= 0

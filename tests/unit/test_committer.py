@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import threading
 
 import polars as pl
 import pytest
@@ -248,6 +249,29 @@ async def test_committer_frees_the_folder_of_a_deleted_stream_in_spite_of_a_fail
     assert rows(lives, "s") == ['"new"']
     await lives.restart(without_wal=True)
     assert await lives.records("s") == [b'"new"']
+
+
+async def test_committer_keeps_a_stream_apart_from_the_one_it_replaced_in_mid_commit(lives: Lives):
+    gate, reached = threading.Event(), threading.Event()
+
+    def wait_once() -> None:
+        if not reached.is_set():
+            reached.set()
+            gate.wait(5)
+
+    lives.storage.hooks["put_if_absent"] = wait_once
+    await lives.create("s")
+    await lives.append("s", b'"old"')
+    lives.clock.advance(INTERVAL_MS)
+    await until(reached.is_set, "the first commit")
+    await lives.log.delete("s")
+    await lives.create("s")
+    await lives.append("s", b'"new"')
+    lives.clock.advance(INTERVAL_MS)
+    gate.set()
+    await lives.restart(without_wal=True)
+    assert await lives.records("s") == [b'"new"']
+    assert rows(lives, "s") == ['"new"']
 
 
 async def test_committer_never_brings_a_deleted_stream_back(lives: Lives):

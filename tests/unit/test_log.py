@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from engine import errors
 from engine.settings import EngineSettings, LimitSettings
 from engine.types import ProducerStamp
-from tests.support.model import BYTES, JSON, TEXT, Lives
+from tests.support.model import BYTES, JSON, TEXT, Lives, until
 
 
 async def test_log_rebuilds_everything_from_the_tables_alone(lives: Lives):
@@ -136,6 +137,21 @@ async def test_log_ttl_slides_with_reads_and_appends_but_not_with_head(lives: Li
     lives.clock.advance(200)
     with pytest.raises(errors.StreamNotFound):
         await lives.log.read("s", 0)
+
+
+async def test_log_ttl_remembers_reads_over_a_crash(lives: Lives):
+    """The last minute may be forgotten, for a read costs no write; hours of reading may not."""
+    await lives.create("s", JSON, body=b"[1]", ttl_seconds=600)
+    snapshot = lives.root / "_wal" / "snapshot"
+    for _ in range(2):
+        before = snapshot.read_bytes()
+        for _ in range(20):
+            lives.clock.advance(300_000)
+            await lives.log.read("s", 0)
+        with contextlib.suppress(AssertionError):
+            await until(lambda was=before: snapshot.read_bytes() != was, timeout_s=1.5)
+    await lives.crash()
+    assert await lives.records("s") == [b"1"]
 
 
 async def test_log_expires_at_is_never_extended(lives: Lives):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from engine import errors
 from engine.types import ProducerStamp
@@ -198,3 +202,31 @@ async def test_log_refuses_a_root_that_another_log_uses(lives: Lives):
     await other.start()
     assert other.log.head("s").tail > 0
     await other.stop()
+
+
+@pytest.mark.parametrize("without_wal", [False, True])
+async def test_recovery_leaves_tables_of_others_alone(lives: Lives, without_wal: bool):
+    """Companions and roll-ups are ordinary Delta tables beside the streams."""
+    await lives.create("s")
+    await lives.append("s", b"1")
+    await lives.stop()
+    write_deltalake(str(lives.root / "rollup"), pa.table({"hour": [1, 2], "count": [10, 20]}))
+    await lives.start()
+    await lives.restart(without_wal=without_wal)
+    assert await lives.records("s") == [b"1"]
+    with pytest.raises(errors.StreamExists):
+        await lives.create("rollup")
+    assert len(DeltaTable(str(lives.root / "rollup")).to_pyarrow_table()) == 2
+
+
+async def test_recovery_starts_the_others_when_one_table_is_damaged(lives: Lives):
+    for name in ("good", "bad"):
+        await lives.create(name)
+        await lives.append(name, b"1")
+    await lives.stop()
+    shutil.rmtree(lives.root / "_wal")
+    (entries_folder(lives.root, "bad") / f"{0:020d}.json").write_bytes(b"{")
+    await lives.start()
+    assert await lives.records("good") == [b"1"]
+    with pytest.raises((errors.DataCorrupt, errors.StreamExists)):
+        await lives.create("bad")
