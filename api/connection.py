@@ -63,6 +63,8 @@ class Connection(HttpToolsProtocol):
         self._phase = Phase.HEAD
         self._since = self.loop.time()
         self._head_bytes = 0
+        self._reading = 0
+        self._is_chunked = False
         self._body_raw_bytes = 0
         self._body_bytes = 0
         self._refusal: RequestRefused | None = None
@@ -78,6 +80,7 @@ class Connection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         phase = self._phase
+        self._reading = len(data)
         try:
             self.parser.feed_data(data)
             self._count(len(data), phase)
@@ -100,6 +103,12 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers come after the body and must not pass for headers.
+        if self._phase is Phase.HEAD:
+            super().on_header(name, value)
+
+    @override
     def on_headers_complete(self) -> None:
         self._check_head()
         self._phase = Phase.BODY
@@ -113,6 +122,7 @@ class Connection(HttpToolsProtocol):
 
     @override
     def on_message_complete(self) -> None:
+        self._check_overhead(self._reading)
         self._phase = Phase.NOTHING
         super().on_message_complete()
 
@@ -151,12 +161,16 @@ class Connection(HttpToolsProtocol):
         elif self._phase is Phase.BODY:
             self._since = self.loop.time()
             self._body_raw_bytes += received
-            overhead = self._body_raw_bytes - self._body_bytes
-            allowed = max(_CHUNK_OVERHEAD_BYTES, _CHUNK_OVERHEAD_RATIO * self._body_bytes)
-            if overhead > allowed + self.http.header_bytes:
-                raise RequestRefused(400, "the chunks carry more framing than data")
+            self._check_overhead(0)
             if self.cycle.response_complete and self._body_raw_bytes > _DISCARD_BYTES_MAX:
                 self.transport.abort()
+
+    def _check_overhead(self, unread: int) -> None:
+        """Refuse chunks that are mostly framing; ``unread`` bytes are not counted yet."""
+        overhead = self._body_raw_bytes + unread - self._body_bytes
+        allowed = max(_CHUNK_OVERHEAD_BYTES, _CHUNK_OVERHEAD_RATIO * self._body_bytes)
+        if self._is_chunked and overhead > allowed + self.http.header_bytes:
+            raise RequestRefused(400, "the chunks carry more framing than data")
 
     def _check_head(self) -> None:
         """Refuse what is too much, and what other HTTP software might read otherwise."""
@@ -167,17 +181,19 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise RequestRefused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        hosts = 0
+        hosts, encodings = 0, []
         for name, value in headers:
             if name == b"host":
                 hosts += 1
             elif name == b"transfer-encoding":
-                if version == "1.0":
-                    raise RequestRefused(400, "HTTP/1.0 has no transfer encodings")
-                if value.lower() != b"chunked":
-                    raise RequestRefused(501, "the only transfer encoding is chunked")
+                encodings.append(value.lower())
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise RequestRefused(400, "one Host header is needed")
+        if encodings and encodings != [b"chunked"]:
+            _refuse_encodings(encodings)
+        self._is_chunked = bool(encodings)
+        if self._is_chunked and version == "1.0":
+            raise RequestRefused(400, "HTTP/1.0 has no transfer encodings")
 
     def _refuse_in_order(self, refusal: RequestRefused) -> None:
         """Earlier requests of the connection get their answers first."""
@@ -211,6 +227,15 @@ class Connection(HttpToolsProtocol):
         lines.append(b"connection: close\r\n\r\n")
         self.transport.write(b"".join([*lines, body]))
         self.transport.close()
+
+
+def _refuse_encodings(encodings: list[bytes]) -> None:
+    """Known but not offered is one thing, ambiguous framing another."""
+    codings = [coding.strip() for coding in encodings[0].split(b",")]
+    is_clear = len(encodings) == 1 and codings[-1] == b"chunked" and len(codings) > 1
+    if is_clear and b"identity" not in codings and b"" not in codings:
+        raise RequestRefused(501, "the only transfer encoding is chunked")
+    raise RequestRefused(400, "the transfer encoding is not clear")
 
 
 def connection_class(http: HttpSettings) -> type[Connection]:

@@ -60,11 +60,12 @@ class Cycle(RequestResponseCycle):
         parts = [STATUS_LINE[status], _default_headers.render(self.default_headers)]
         self.chunked_encoding = self.scope["method"] != "HEAD" and status not in _BODILESS
         for name, value in headers:
+            if name == b"connection" and value == b"close":
+                self.keep_alive = False
+                continue
             parts.append(b"%b: %b\r\n" % (name, value))
             if name == b"content-length":
                 self.chunked_encoding = False
-            elif name == b"connection" and value == b"close":
-                self.keep_alive = False
         if self.chunked_encoding:
             parts.append(b"transfer-encoding: chunked\r\n")
         parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")

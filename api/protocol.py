@@ -74,7 +74,7 @@ def parse_query(query: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in query.split(b"&") if query else ():
         raw_name, _, raw_value = part.partition(b"=")
-        name = raw_name.decode("latin-1")
+        name = unquote_to_bytes(raw_name).decode("latin-1")
         if name == "offset" and name in found:
             raise BadOffset("offset is given more than once")
         found[name] = unquote_to_bytes(raw_value).decode("latin-1")

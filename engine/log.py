@@ -113,7 +113,7 @@ class Log:
         self._registry = found.registry
         self._segments = found.segments
         owner = max(clock.now_ms(), found.owner + 1)
-        self._wal = Wal(self._storage, clock, settings.wal)
+        self._wal = Wal(self._storage, clock, settings.wal, rng=self._rng)
         self._committer = Committer(self._storage, clock, settings, rng=self._rng, owner=owner)
         self._group = GroupCommit(
             self._wal,
@@ -274,7 +274,9 @@ class Log:
 
     def touch(self, stream: Stream) -> None:
         """An access: a sliding TTL begins anew."""
-        stream.accessed_ms = self._clock.monotonic_ms()
+        if stream.meta.ttl_seconds is not None:
+            stream.accessed_ms = self._clock.monotonic_ms()
+            self._trimmer.access_count += 1
 
     async def read_stream(self, stream: Stream, position: Offset) -> ReadResult:
         """One chunk of this incarnation."""

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 SEGMENT_MAGIC: Final = b"BTMLWAL1"
 FRAME_MAGIC: Final = b"\xb0\x77\x0d\x1e"
 
-_SEGMENT: Final = struct.Struct("<8sQI4x")
+_SEGMENT: Final = struct.Struct("<8sQQI4x")
+_SEGMENT_CHECKED_BYTES: Final = 24
 SEGMENT_HEADER_BYTES: Final = _SEGMENT.size
 _FRAME: Final = struct.Struct("<4sIIIQQ")
 FRAME_HEADER_BYTES: Final = _FRAME.size
 _ENTRY: Final = struct.Struct("<BBxxIQ")
 _APPEND: Final = struct.Struct("<QQQII")
-_AFTER_CRC: Final = struct.Struct("<IQQ")
+_AFTER_CRC: Final = struct.Struct("<IQQQ")
 
 
 class EntryKind(IntEnum):
@@ -118,23 +119,25 @@ class Frame:
     """Position in the segment after this frame."""
 
 
-def encode_segment_header(first_lsn: int) -> bytes:
-    """The first bytes of a segment file."""
-    checksum = crc32c.crc32c(SEGMENT_MAGIC + first_lsn.to_bytes(8, "little"))
-    return _SEGMENT.pack(SEGMENT_MAGIC, first_lsn, checksum)
+def encode_segment_header(first_lsn: int, *, salt: int = 0) -> bytes:
+    """The first bytes of a segment file. The salt goes into every checksum of the segment, so that
+    bytes somebody stores in a stream can never pass for a frame.
+    """
+    checked = struct.pack("<8sQQ", SEGMENT_MAGIC, first_lsn, salt)
+    return _SEGMENT.pack(SEGMENT_MAGIC, first_lsn, salt, crc32c.crc32c(checked))
 
 
 def decode_segment_header(data: bytes, *, path: str) -> int | None:
-    """The first LSN, or None where the header itself is torn (a crash while the file was begun)."""
+    """The first LSN, or None where the header is torn (a crash while the file was begun)."""
     if len(data) < SEGMENT_HEADER_BYTES or not any(data[:SEGMENT_HEADER_BYTES]):
         return None
-    magic, first_lsn, checksum = _SEGMENT.unpack_from(data)
+    magic, first_lsn, _, checksum = _SEGMENT.unpack_from(data)
     if magic != SEGMENT_MAGIC:
         raise VersionUnsupported(
             f"{path} is not a WAL segment this version can read",
             hint="Start the version that wrote it, or move the file aside if it is not ours.",
         )
-    if checksum != crc32c.crc32c(data[:16]):
+    if checksum != crc32c.crc32c(data[:_SEGMENT_CHECKED_BYTES]):
         raise ChecksumMismatch(f"the header of {path} fails its checksum")
     return int(first_lsn)
 
@@ -173,9 +176,10 @@ def encode_append(
     return [entry, head, meta_bytes, lengths, data]
 
 
-def encode_frame(lsn: int, epoch: int, entry_count: int, payload: bytes) -> bytes:
+def encode_frame(lsn: int, epoch: int, entry_count: int, payload: bytes, *, salt: int = 0) -> bytes:
     """The header of a frame; its payload follows it."""
-    checksum = crc32c.crc32c(payload, crc32c.crc32c(_AFTER_CRC.pack(entry_count, lsn, epoch)))
+    head = _AFTER_CRC.pack(entry_count, lsn, epoch, salt)
+    checksum = crc32c.crc32c(payload, crc32c.crc32c(head))
     return _FRAME.pack(FRAME_MAGIC, len(payload), checksum, entry_count, lsn, epoch)
 
 
@@ -185,19 +189,23 @@ def decode_frames(data: bytes, *, first_lsn: int, path: str) -> Iterator[Frame]:
     Raises ChecksumMismatch where a frame is bad although a good one follows it.
     """
     position, lsn = SEGMENT_HEADER_BYTES, first_lsn
+    salt = _SEGMENT.unpack_from(data)[2]
     while position < len(data):
-        frame = _frame_at(data, position)
+        frame = _frame_at(data, position, salt)
         if frame is None or frame.lsn != lsn:
-            _refuse_if_frames_follow(data, position, path)
+            _refuse_if_frames_follow(data, position, salt, lsn, path)
             return
         yield frame
         position, lsn = frame.end, lsn + 1
 
 
-def _refuse_if_frames_follow(data: bytes, bad_at: int, path: str) -> None:
+def _refuse_if_frames_follow(data: bytes, bad_at: int, salt: int, lsn: int, path: str) -> None:
+    """A later frame was written after the bad one had been synced. Copies of older frames in the
+    payload of a torn one prove nothing.
+    """
     candidate = data.find(FRAME_MAGIC, bad_at + 1)
     while candidate != -1:
-        if _is_whole(data, candidate):
+        if _is_whole(data, candidate, salt) and _lsn_at(data, candidate) > lsn:
             raise ChecksumMismatch(
                 f"WAL segment {path} is damaged at byte {bad_at}:"
                 f" a good frame follows at byte {candidate}",
@@ -209,19 +217,23 @@ def _refuse_if_frames_follow(data: bytes, bad_at: int, path: str) -> None:
         candidate = data.find(FRAME_MAGIC, candidate + 1)
 
 
-def _is_whole(data: bytes, position: int) -> bool:
+def _lsn_at(data: bytes, position: int) -> int:
+    return int(_FRAME.unpack_from(data, position)[4])
+
+
+def _is_whole(data: bytes, position: int, salt: int) -> bool:
     if len(data) - position < FRAME_HEADER_BYTES:
         return False
     magic, length, checksum, entry_count, lsn, epoch = _FRAME.unpack_from(data, position)
     begin = position + FRAME_HEADER_BYTES
     if magic != FRAME_MAGIC or begin + length > len(data):
         return False
-    seed = crc32c.crc32c(_AFTER_CRC.pack(entry_count, lsn, epoch))
+    seed = crc32c.crc32c(_AFTER_CRC.pack(entry_count, lsn, epoch, salt))
     return bool(checksum == crc32c.crc32c(memoryview(data)[begin : begin + length], seed))
 
 
-def _frame_at(data: bytes, position: int) -> Frame | None:
-    if not _is_whole(data, position):
+def _frame_at(data: bytes, position: int, salt: int) -> Frame | None:
+    if not _is_whole(data, position, salt):
         return None
     _, length, _, entry_count, lsn, epoch = _FRAME.unpack_from(data, position)
     begin = position + FRAME_HEADER_BYTES

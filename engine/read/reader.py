@@ -227,4 +227,4 @@ class Reader:
         return stream.index
 
     def _load_state(self, stream: Stream) -> TableState:
-        return load_state(self._storage, stream.folder, durable_version=stream.durable_version)
+        return load_state(self._storage, stream.folder)

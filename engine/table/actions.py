@@ -156,14 +156,17 @@ def decode_entry(data: bytes) -> LogEntry:
     entry = LogEntry()
     lines = data.splitlines()
     counted: int | None = None
+    is_complete = False
     try:
         for raw in lines:
             line = _decode_line(raw)
             _collect(entry, line)
             if line.commitInfo is not None:
-                counted = line.commitInfo.actions
+                counted, is_complete = line.commitInfo.actions, True
     except msgspec.DecodeError as error:
         raise EntryDamaged(str(error)) from error
+    if not is_complete:
+        raise EntryDamaged("the entry has no commitInfo")
     if counted is not None and counted != len(lines) - 1:
         raise EntryDamaged(f"the entry has {len(lines) - 1} of {counted} actions")
     return entry

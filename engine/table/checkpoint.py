@@ -6,7 +6,6 @@ streams are young never pays for it.
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -68,12 +67,14 @@ def _checkpoint_path(folder: str, version: int) -> str:
 def _try_checkpoint(storage: Storage, folder: str, version: int) -> TableState | None:
     try:
         return _decode_checkpoint(storage.read(_checkpoint_path(folder, version)), version)
-    except (pa.ArrowException, OSError, msgspec.DecodeError, EntryDamaged):
+    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError, EntryDamaged):
         return None
 
 
 def _decode_checkpoint(data: bytes, version: int) -> TableState:
-    table = pq.read_table(io.BytesIO(data), columns=_COLUMNS)
+    # Not pq.read_table: that does not know columns inside of structs.
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        table = file.read(columns=_COLUMNS)
     state = TableState(version=version)
     for row in _present(table, "add"):
         file = data_file(row["path"], row["size"], row["stats"])

@@ -6,6 +6,7 @@ Entries above the durable mark may be torn by a power cut (F1); they are put asi
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -30,42 +31,84 @@ def entry_path(folder: str, version: int) -> str:
     return f"{folder}/{LOG_FOLDER}/{version:020d}.json"
 
 
-def load_state(storage: Storage, folder: str, *, durable_version: int | None) -> TableState:
-    """Replay the log.
-
-    Entries up to ``durable_version`` (None: all of them) must be whole, or TableDamaged is raised.
-    What is torn above it is put aside, with everything after it: its records are still in the WAL
-    and will be committed again. Checkpoints above it are not trusted, for the files they name may
-    be torn; without an older one they have to do.
-    """
-    names = storage.names(f"{folder}/{LOG_FOLDER}")
-    versions = sorted(int(match[1]) for name in names if (match := _ENTRY_NAME.fullmatch(name)))
-    checkpoints = [int(match[1]) for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))]
-    state = load_checkpoint(storage, folder, checkpoints, version_max=durable_version)
-    if versions and versions[0] > state.version + 1:
-        state = load_checkpoint(storage, folder, checkpoints, version_max=None)
-    for version in versions:
-        if version <= state.version:
-            continue
-        try:
-            if version != state.version + 1:
-                raise EntryDamaged(f"version {state.version + 1} is missing")
-            entry = decode_entry(storage.read(entry_path(folder, version)))
-            if durable_version is not None and version > durable_version:
-                _verify_files(storage, folder, entry)
-        except EntryDamaged as error:
-            if durable_version is None or version <= durable_version:
+def load_state(storage: Storage, folder: str) -> TableState:
+    """The newest version; TableDamaged where an entry cannot be read. Changes nothing."""
+    listing = _list(storage, folder)
+    state = load_checkpoint(storage, folder, listing.checkpoints, version_max=None)
+    for version in listing.entries:
+        if version > state.version:
+            try:
+                state.apply(_read_entry(storage, folder, version, state.version + 1), version)
+            except EntryDamaged as error:
                 raise _damaged(folder, version, str(error)) from error
-            put_aside(storage, folder, [number for number in versions if number >= version])
-            break
-        state.apply(entry, version)
-    if durable_version is not None:
-        if state.version < durable_version:
-            reason = f"it was durable up to version {durable_version}"
-            raise _damaged(folder, state.version + 1, reason)
-        unsure = [version for version in checkpoints if version > durable_version]
-        drop_torn_checkpoints(storage, folder, unsure, state.version)
     return state
+
+
+def recover_state(storage: Storage, folder: str, *, durable_version: int) -> TableState:
+    """The newest version that a power cut has left whole; only for start-up.
+
+    Entries up to ``durable_version`` must be whole, or TableDamaged is raised. What is torn above
+    it is put aside, with everything after it: its records are still in the WAL and will be
+    committed again. Checkpoints above it are not trusted, for the files they name may be torn;
+    without an older one they have to do.
+    """
+    listing = _list(storage, folder)
+    state = load_checkpoint(storage, folder, listing.checkpoints, version_max=durable_version)
+    if listing.entries and listing.entries[0] > state.version + 1:
+        state = load_checkpoint(storage, folder, listing.checkpoints, version_max=None)
+    versions = [version for version in listing.entries if version > state.version]
+    entries, damage = _read_entries(storage, folder, versions, state.version + 1)
+    for index, (version, entry) in enumerate(entries):
+        if version > durable_version:
+            replaced = {path for _, later in entries[index:] for path in later.removes}
+            try:
+                _verify_files(storage, folder, entry, replaced)
+            except EntryDamaged as error:
+                damage = error
+                break
+        state.apply(entry, version)
+    if state.version < durable_version:
+        raise _damaged(folder, state.version + 1, str(damage or "it is missing"))
+    put_aside(storage, folder, [version for version in versions if version > state.version])
+    unsure = [version for version in listing.checkpoints if version > durable_version]
+    drop_torn_checkpoints(storage, folder, unsure, state.version)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies in a log folder, by version, in order."""
+
+    entries: list[int]
+    checkpoints: list[int]
+
+
+def _list(storage: Storage, folder: str) -> Listing:
+    names = storage.names(f"{folder}/{LOG_FOLDER}")
+    return Listing(
+        sorted(int(match[1]) for name in names if (match := _ENTRY_NAME.fullmatch(name))),
+        sorted(int(match[1]) for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))),
+    )
+
+
+def _read_entry(storage: Storage, folder: str, version: int, expected: int) -> LogEntry:
+    if version != expected:
+        raise EntryDamaged(f"version {expected} is missing")
+    return decode_entry(storage.read(entry_path(folder, version)))
+
+
+def _read_entries(
+    storage: Storage, folder: str, versions: list[int], expected: int
+) -> tuple[list[tuple[int, LogEntry]], EntryDamaged | None]:
+    """Entries up to the first that is not whole, and what is wrong with that one."""
+    entries: list[tuple[int, LogEntry]] = []
+    for version in versions:
+        try:
+            entries.append((version, _read_entry(storage, folder, version, expected)))
+        except EntryDamaged as error:
+            return entries, error
+        expected += 1
+    return entries, None
 
 
 def _damaged(folder: str, version: int, reason: str) -> TableDamaged:
@@ -75,15 +118,25 @@ def _damaged(folder: str, version: int, reason: str) -> TableDamaged:
     )
 
 
-def _verify_files(storage: Storage, folder: str, entry: LogEntry) -> None:
-    """A commit is only as good as its files: read them whole, checksums included."""
+def _verify_files(storage: Storage, folder: str, entry: LogEntry, replaced: set[str]) -> None:
+    """A commit is only as good as its files: read them whole, checksums included.
+
+    Files that a later rewrite replaced may be gone. A disk that cannot be read is no proof of
+    damage: that error goes up and nothing is changed.
+    """
     for file in entry.adds:
+        if file.path in replaced:
+            continue
         path = f"{folder}/{file.path}"
         try:
-            if storage.size(path) != file.size:
-                raise EntryDamaged(f"file {file.path} has a wrong size")
             storage.forget_cached(path)
-            with open_file(storage.open_input(path)) as parquet:
+            data = storage.read(path)
+        except FileNotFoundError as error:
+            raise EntryDamaged(f"file {file.path} is missing") from error
+        if len(data) != file.size:
+            raise EntryDamaged(f"file {file.path} has a wrong size")
+        try:
+            with open_file(pa.BufferReader(data)) as parquet:
                 for batch in parquet.iter_batches():
                     del batch
         except (OSError, pa.ArrowException) as error:
@@ -92,7 +145,8 @@ def _verify_files(storage: Storage, folder: str, entry: LogEntry) -> None:
 
 def put_aside(storage: Storage, folder: str, versions: list[int]) -> None:
     """Move entries out of the log; they are kept for whoever wants to know what happened."""
-    storage.make_folder(f"{folder}/{_ASIDE_FOLDER}")
+    if versions:
+        storage.make_folder(f"{folder}/{_ASIDE_FOLDER}")
     # From the top down: a crash in between leaves a shorter log, never a gap.
     for version in sorted(versions, reverse=True):
         storage.rename(entry_path(folder, version), f"{folder}/{_ASIDE_FOLDER}/{version:020d}.json")

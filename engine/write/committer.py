@@ -22,6 +22,7 @@ from engine.table.replay import load_state
 from engine.table.schema import LOG_FOLDER
 from engine.table.state import NO_VERSION, TableState
 from engine.write.state import commit_request, meta_of
+from engine.write.trash import Trash
 
 if TYPE_CHECKING:
     import random
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from engine.storage import Storage
     from engine.streams.stream import Stream
 
-TRASH_FOLDER: Final = "_trash"
 _RETRY_MS: Final = 1000
 _log: Final = structlog.get_logger("engine.committer")
 
@@ -60,8 +60,10 @@ class Committer:
         self._full: dict[Stream, None] = {}
         """Those of them that need not wait for the interval."""
         self._active: set[asyncio.Task[None]] = set()
-        self._trashing: dict[str, Stream] = {}
         self._wake = asyncio.Event()
+        self._delayed: dict[Stream, int] = {}
+        """Streams whose commit failed, with the time of the next attempt."""
+        self.trash = Trash(storage, on_freed=self._wake.set)
         self._task: asyncio.Task[None] | None = None
         self._draining = False
         self._unsaved: dict[Stream, None] = {}
@@ -79,6 +81,8 @@ class Committer:
         """The stream holds something its table does not."""
         self.tail_bytes += payload_bytes
         self.tail_records += records
+        if stream in self._delayed:
+            return
         if stream.dirty_since_ms is None and not stream.is_committing:
             stream.dirty_since_ms = self._clock.monotonic_ms()
             self._waiting[stream] = None
@@ -93,18 +97,11 @@ class Committer:
         self.tail_bytes -= stream.buffer.payload_bytes
         self.tail_records -= stream.buffer.records
         stream.buffer.drop_through(stream.tail)
-        self._waiting.pop(stream, None)
-        self._full.pop(stream, None)
-        if stream.version == NO_VERSION and not stream.is_committing:
-            return
-        self._trashing[stream.folder] = stream
+        self._forget(stream)
+        # Also where no commit is known: one that seemed to fail may have left a table.
+        self.trash.announce(stream)
         if not stream.is_committing:
-            self._spawn(self._trash(stream))
-
-    @property
-    def trash(self) -> list[Stream]:
-        """Streams whose folders are still to be removed."""
-        return list(self._trashing.values())
+            self.trash.empty(stream)
 
     def lag_seconds(self) -> float:
         """Age of the oldest thing not yet committed."""
@@ -116,12 +113,14 @@ class Committer:
     async def drain(self, streams: list[Stream]) -> list[Stream]:
         """Commit everything now; returns the streams whose commit failed."""
         self._draining = True
+        self._delayed.clear()
         for stream in streams:
             if stream.fault is None and not stream.is_committing:
                 self._waiting.setdefault(stream)
         self._wake.set()
         if self._task is not None:
             await self._task
+        await self.trash.drain()
         self._pool.shutdown()
         faulty = [stream for stream in streams if stream.fault is not None]
         return [stream for stream in {*self._unsaved, *faulty} if not stream.gone]
@@ -140,33 +139,39 @@ class Committer:
 
     def _start_due(self) -> int | None:
         """Start what is due as far as threads are free; returns ms until the next one is due."""
-        for stream in list(self._full):
-            if not self._start(stream):
-                break
         now = self._clock.monotonic_ms()
+        remaining = [due - now for stream, due in self._delayed.items() if due > now]
+        retried = [stream for stream, due in self._delayed.items() if due <= now]
+        for stream in [*self._full, *retried]:
+            if not self._start(stream):
+                return None
         for stream in list(self._waiting):
             since = now if stream.dirty_since_ms is None else stream.dirty_since_ms
-            remaining = since + self._settings.commit.interval_ms - now
-            if remaining > 0 and not self._draining:
-                return remaining
-            if not self._start(stream):
+            rest = since + self._settings.commit.interval_ms - now
+            if rest > 0 and not self._draining:
+                remaining.append(rest)
                 break
-        return None
+            if not self._start(stream):
+                return None
+        return min(remaining, default=None)
 
     def _start(self, stream: Stream) -> bool:
         if len(self._active) >= self._settings.commit.threads:
             return False
-        if stream.is_committing or stream.folder in self._trashing:
+        if stream.is_committing or self.trash.holds(stream.folder):
             # One commit of a stream at a time, and the predecessor of the same name must be out of
             # the folder first; the end of either wakes us.
             return True
-        self._waiting.pop(stream, None)
-        self._full.pop(stream, None)
+        self._forget(stream)
         if stream.fault is None and not stream.gone:
             stream.dirty_since_ms = None
             stream.is_committing = True
             self._spawn(self._commit(stream))
         return True
+
+    def _forget(self, stream: Stream) -> None:
+        for waiting in (self._waiting, self._full, self._delayed):
+            waiting.pop(stream, None)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -200,7 +205,7 @@ class Committer:
                 await self._checkpoint(stream)
         stream.is_committing = False
         if stream.gone:
-            self._spawn(self._trash(stream))
+            self.trash.empty(stream)
         elif stream.needs_commit and stream.table is not None:
             self.changed(stream, payload_bytes=0, records=0)
 
@@ -234,8 +239,7 @@ class Committer:
             if stream.version != NO_VERSION:
                 raise TableDamaged(f"the table of {stream.name} is missing")
             return TableState()
-        mark = stream.durable_version
-        state = load_state(self._storage, stream.folder, durable_version=mark)
+        state = load_state(self._storage, stream.folder)
         if state.version < stream.version:
             raise TableDamaged(f"the table of {stream.name} lost versions it had")
         meta = meta_of(state, stream.folder)
@@ -276,8 +280,8 @@ class Committer:
         elif self._draining:
             self._unsaved[stream] = None
         else:
-            stream.dirty_since_ms = self._clock.monotonic_ms() + _RETRY_MS
-            self._waiting[stream] = None
+            stream.dirty_since_ms = self._clock.monotonic_ms()
+            self._delayed[stream] = stream.dirty_since_ms + _RETRY_MS
 
     async def _checkpoint(self, stream: Stream) -> None:
         if stream.version == 0 or stream.version % self._settings.commit.checkpoint_every:
@@ -289,19 +293,3 @@ class Committer:
             _log.warning("checkpoint failed", stream=stream.name, error=str(error))
         else:
             metrics.checkpoints.inc()
-
-    async def _trash(self, stream: Stream) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._pool, self._trash_blocking, stream)
-        finally:
-            self._trashing.pop(stream.folder, None)
-
-    def _trash_blocking(self, stream: Stream) -> None:
-        """Out of the way in one step, so that a successor can use the folder; then removed."""
-        if not self._storage.exists(stream.folder):
-            return
-        target = f"{TRASH_FOLDER}/{stream.folder}-{stream.id:x}"
-        self._storage.make_folder(TRASH_FOLDER)
-        self._storage.rename(stream.folder, target)
-        self._storage.remove_folder(target)

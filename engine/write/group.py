@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from engine import metrics
 from engine.errors import BottomlessError, Overloaded, StorageUnavailable
-from engine.write.operations import AppendOperation, DeleteOperation, Operation, Outcome
+from engine.write.operations import (
+    AppendOperation,
+    CreateOperation,
+    DeleteOperation,
+    Operation,
+    Outcome,
+)
 from engine.write.wal import Group, Wal, Written
 
 if TYPE_CHECKING:
@@ -108,15 +114,31 @@ class GroupCommit:
         self._seal_scheduled = False
         if not self._open:
             return
-        operations, self._open, self._open_bytes = self._open, [], 0
+        operations = self._take_group()
         self._in_flight, self._in_flight_since_s = operations, self._opened_s
-        self._barriers_in_flight, self._barriers_open = self._barriers_open, []
+        if not self._open:
+            # What waits for everything waits for the last group.
+            self._barriers_in_flight, self._barriers_open = self._barriers_open, []
         self.epoch = max(self.epoch, self._clock.now_ms())
         parts: list[bytes | memoryview] = []
         for operation in operations:
             parts += operation.encode(self.epoch)
         group = Group(self.lsn + 1, self.epoch, len(operations), parts)
         self._wal.submit(group, self._written_on_wal_thread)
+
+    def _take_group(self) -> list[Operation]:
+        """Everything that is open, but a create never shares a group with a delete before it: the
+        new stream must begin above every offset of the old one, and a group has one epoch.
+        """
+        operations, self._open = self._open, []
+        has_delete = False
+        for index, operation in enumerate(operations):
+            if type(operation) is CreateOperation and has_delete:
+                operations, self._open = operations[:index], operations[index:]
+                break
+            has_delete = has_delete or type(operation) is DeleteOperation
+        self._open_bytes = sum(operation.payload_bytes for operation in self._open)
+        return operations
 
     def _written_on_wal_thread(self, written: Written) -> None:
         self._loop.call_soon_threadsafe(self._written, written)
@@ -146,6 +168,7 @@ class GroupCommit:
         for barrier in self._barriers_in_flight:
             if not barrier.done():
                 barrier.set_result(None)
+        self._barriers_in_flight = []
         self._segments.written(written.segment, written.bytes, operations)
         self._count(operations, written)
 
@@ -173,7 +196,7 @@ class GroupCommit:
             _set_exception(operation.done, error)
         for barrier in self._barriers_in_flight + self._barriers_open:
             _set_exception(barrier, error)
-        self._barriers_open = []
+        self._barriers_open, self._barriers_in_flight = [], []
         self._registry.forget_announcements()
 
 

@@ -29,11 +29,10 @@ from engine.storage import LOCK_PATH, Storage
 from engine.streams.registry import Registry
 from engine.streams.stream import Stream
 from engine.table.actions import ACCESSED_APP, OWNER_APP
-from engine.table.replay import load_state
+from engine.table.replay import entry_path, load_state, recover_state
 from engine.table.schema import LOG_FOLDER
 from engine.table.state import NO_VERSION
 from engine.types import Offset, StreamId, StreamName
-from engine.write.committer import TRASH_FOLDER
 from engine.write.segments import Segments
 from engine.write.snapshot import Snapshot, StreamSnapshot, load_snapshot
 from engine.write.state import (
@@ -42,6 +41,7 @@ from engine.write.state import (
     forget_committed_changes,
     meta_of,
 )
+from engine.write.trash import TRASH_FOLDER
 from engine.write.wal import WAL_FOLDER
 
 if TYPE_CHECKING:
@@ -95,8 +95,13 @@ class Recovery:
         for folder in self._storage.names(""):
             if not self._storage.exists(f"{folder}/{LOG_FOLDER}"):
                 continue
-            state = load_state(self._storage, folder, durable_version=None)
-            meta = meta_of(state, folder)
+            try:
+                state = load_state(self._storage, folder)
+                meta = meta_of(state, folder)
+            except DataCorrupt as error:
+                # Damaged, or a table of somebody else: its name stays taken, the others start.
+                _log.error("table left out", folder=folder, error=str(error), hint=error.hint)
+                continue
             if meta is None or table_folder(StreamName(meta.name)) != folder:
                 continue
             accessed = state.txns.get(ACCESSED_APP, epoch_of(state.committed))
@@ -259,7 +264,8 @@ class Recovery:
             return
         try:
             # A commit of the last run may lie above the durable mark, with records or without.
-            if batches or stream.needs_commit:
+            next_entry = entry_path(stream.folder, stream.version + 1)
+            if batches or stream.needs_commit or self._storage.exists(next_entry):
                 self._open_table(stream)
             position = stream.committed
             for previous, batch in batches:
@@ -286,7 +292,8 @@ class Recovery:
             if stream.durable_version == NO_VERSION:
                 return
             raise TableDamaged(f"the table of {stream.name} is missing")
-        state = load_state(self._storage, stream.folder, durable_version=stream.durable_version)
+        mark = stream.durable_version
+        state = recover_state(self._storage, stream.folder, durable_version=mark)
         meta = meta_of(state, stream.folder)
         if meta is not None and meta.id == stream.id:
             adopt_position(stream, state)
@@ -300,7 +307,7 @@ class Recovery:
         for folder, stream_id in self._deleted:
             if not self._storage.exists(folder):
                 continue
-            state = load_state(self._storage, folder, durable_version=NO_VERSION)
+            state = recover_state(self._storage, folder, durable_version=NO_VERSION)
             meta = meta_of(state, folder)
             # A folder without a log is what a first commit leaves that was cut short.
             is_litter = meta is None and folder not in used

@@ -55,7 +55,9 @@ class Trimmer:
         self._group = group
         self._committer = committer
         self._saved_ms = clock.monotonic_ms()
-        self._saved = (-1, -1)
+        self._saved = (-1, -1, -1)
+        self.access_count = 0
+        """Reads that moved a sliding TTL; told to the next snapshot, for a read costs no write."""
         self.is_poisoned = False
         """A sync of the tables has failed. The kernel reports that once and then says all is well
         (F5), so nothing may be trimmed any more: the next start reads the files and decides."""
@@ -84,7 +86,7 @@ class Trimmer:
                 snapshot_stream(stream, accessed_ms=now_ms - (monotonic_ms - stream.accessed_ms))
                 for stream, _ in versions
             ],
-            trash=[(stream.folder, stream.id) for stream in self._committer.trash],
+            trash=[(stream.folder, stream.id) for stream in self._committer.trash.pending],
         )
         try:
             await self._on_thread(self._storage.sync_all)
@@ -106,8 +108,8 @@ class Trimmer:
         elapsed_ms = self._clock.monotonic_ms() - self._saved_ms
         return elapsed_ms >= _SNAPSHOT_INTERVAL_MS and self._progress() != self._saved
 
-    def _progress(self) -> tuple[int, int]:
-        return self._group.lsn, self._committer.commit_count
+    def _progress(self) -> tuple[int, int, int]:
+        return self._group.lsn, self._committer.commit_count, self.access_count
 
     def _remove(self, segments: list[int]) -> None:
         """Oldest first: a crash in between leaves a WAL without a gap."""

@@ -16,6 +16,8 @@ from engine.errors import BottomlessError, StorageUnavailable
 from engine.format.frame import SEGMENT_HEADER_BYTES, encode_frame, encode_segment_header
 
 if TYPE_CHECKING:
+    import random
+
     from engine.clock import Clock
     from engine.settings import WalSettings
     from engine.storage import Storage
@@ -54,8 +56,12 @@ Done = Callable[[Written], None]
 class Wal:
     """Appends groups. ``done`` is called on the WAL thread, in order."""
 
-    def __init__(self, storage: Storage, clock: Clock, settings: WalSettings) -> None:
+    def __init__(
+        self, storage: Storage, clock: Clock, settings: WalSettings, *, rng: random.Random
+    ) -> None:
         self._storage = storage
+        self._rng = rng
+        self._salt = 0
         self._clock = clock
         self._settings = settings
         self._queue: queue.SimpleQueue[tuple[Group, Done] | None] = queue.SimpleQueue()
@@ -103,11 +109,11 @@ class Wal:
 
     def _write(self, group: Group) -> int:
         payload = b"".join(group.parts)
-        header = encode_frame(group.lsn, group.epoch, group.entry_count, payload)
-        frame_bytes = len(header) + len(payload)
         if self._descriptor is None or self._length >= self._settings.segment_bytes:
             self._begin_segment(group.lsn)
         assert self._descriptor is not None
+        header = encode_frame(group.lsn, group.epoch, group.entry_count, payload, salt=self._salt)
+        frame_bytes = len(header) + len(payload)
         try:
             self._storage.write(self._descriptor, [header, payload])
         except OSError:
@@ -119,15 +125,16 @@ class Wal:
 
     def _begin_segment(self, lsn: int) -> None:
         path = segment_path(lsn)
+        salt = self._rng.getrandbits(64)
         descriptor = self._storage.open_append(path)
         try:
-            self._storage.write(descriptor, [encode_segment_header(lsn)])
+            self._storage.write(descriptor, [encode_segment_header(lsn, salt=salt)])
         except OSError:
             self._storage.close(descriptor)
             self._storage.remove(path)
             raise
         self._close_segment()
-        self._descriptor, self._segment = descriptor, lsn
+        self._descriptor, self._segment, self._salt = descriptor, lsn, salt
         self._length = SEGMENT_HEADER_BYTES
 
     def _sync(self, descriptor: int) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.errors import BadJson, BadOffset, BadStreamName, DataCorrupt
 from engine.format.batch import Batch
 from engine.format.frame import (
+    SEGMENT_HEADER_BYTES,
     AppendMeta,
     StreamMeta,
     decode_frames,
@@ -143,14 +144,14 @@ def split(batch: Batch | None) -> list[bytes]:
 def test_wal_segment_gives_back_what_was_written_up_to_a_cut(segment, data: st.DataObject):
     written, frames, ends = segment
     assert items_of(written) == frames
-    length = data.draw(st.integers(24, len(written)))
+    length = data.draw(st.integers(SEGMENT_HEADER_BYTES, len(written)))
     assert items_of(written[:length]) == frames[: sum(end <= length for end in ends)]
 
 
 @given(segments(), st.data())
 def test_wal_segment_with_damage_is_refused_or_loses_only_its_end(segment, data: st.DataObject):
     written, frames, ends = segment
-    place = data.draw(st.integers(24, len(written) - 1))
+    place = data.draw(st.integers(SEGMENT_HEADER_BYTES, len(written) - 1))
     damaged = bytearray(written)
     damaged[place] ^= data.draw(st.integers(1, 255))
     hit = sum(end <= place for end in ends)

@@ -62,6 +62,24 @@ def test_ingest_keeps_an_escaped_lone_surrogate(record: bytes):
     assert split(record) == [record]
 
 
+def test_ingest_keeps_records_apart_beside_a_lone_surrogate():
+    records = [
+        b"[1]",
+        b"1",
+        b'"\\ud800"',
+        b'"A"',
+        b'"\\u0041"',
+        b'{"\\udfff" : [ ]}',
+        b'"\\\\ud800"',
+    ]
+    assert split(b"[ " + b" ,\n".join(records) + b" ]") == records
+
+
+def test_ingest_refuses_endless_nesting_behind_a_lone_surrogate():
+    with pytest.raises(BadJson):
+        parse_body(b'["\\ud800",' + b"[" * 200_000, PayloadKind.JSON, LIMITS)
+
+
 def test_ingest_takes_an_array_apart_one_level():
     assert split(b"[[1,2],[[3]],{}]") == [b"[1,2]", b"[[3]]", b"{}"]
     assert split(b"[]") == []

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from engine import errors
+from engine.format.frame import SEGMENT_HEADER_BYTES
 from engine.types import ProducerStamp
 from tests.support.model import BYTES, TEXT, Lives, entries_folder
 
@@ -67,7 +68,7 @@ async def test_recovery_takes_a_segment_that_holds_only_its_header(lives: Lives)
     await lives.append("s", b"2")
     await lives.die()
     (segment,) = sorted((lives.root / "_wal").glob("*.wal"))[-1:]
-    segment.write_bytes(segment.read_bytes()[:24])
+    segment.write_bytes(segment.read_bytes()[:SEGMENT_HEADER_BYTES])
     await lives.start()
     assert await lives.records("s") == [b"1"]
     await lives.append("s", b"3")
@@ -75,7 +76,7 @@ async def test_recovery_takes_a_segment_that_holds_only_its_header(lives: Lives)
     assert await lives.records("s") == [b"1", b"3"]
 
 
-@pytest.mark.parametrize("length", [0, 1, 23])
+@pytest.mark.parametrize("length", [0, 1, SEGMENT_HEADER_BYTES - 1])
 async def test_recovery_takes_a_segment_whose_header_is_torn(lives: Lives, length: int):
     await lives.create("s")
     await lives.restart()

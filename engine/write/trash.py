@@ -1,0 +1,86 @@
+"""Tables of deleted streams: moved out of the way in one step, then removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from engine import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.storage import Storage
+    from engine.streams.stream import Stream
+
+TRASH_FOLDER: Final = "_trash"
+_RETRY_S: Final = 0.5
+_LAST_ATTEMPTS: Final = 3
+_log: Final = structlog.get_logger("engine.trash")
+
+
+class Trash:
+    """Folders on their way out. A stream of the same name must not commit before they are free."""
+
+    def __init__(self, storage: Storage, *, on_freed: Callable[[], None]) -> None:
+        self._storage = storage
+        self._on_freed = on_freed
+        self._pool = ThreadPoolExecutor(1, "trash")
+        self._pending: dict[Stream, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = asyncio.Event()
+
+    @property
+    def pending(self) -> list[Stream]:
+        """Streams whose folders are still to be removed."""
+        return list(self._pending)
+
+    def holds(self, folder: str) -> bool:
+        """The folder is not free yet."""
+        return any(stream.folder == folder for stream in self._pending)
+
+    def announce(self, stream: Stream) -> None:
+        """The stream's folder must go, once its commit under way has ended."""
+        self._pending[stream] = None
+
+    def empty(self, stream: Stream) -> None:
+        """Begin to remove the folder of an announced stream."""
+        task = asyncio.get_running_loop().create_task(self._remove(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self) -> None:
+        """Finish, or give up: what is left is removed by the next start."""
+        self._draining.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._pool.shutdown()
+
+    async def _remove(self, stream: Stream) -> None:
+        loop = asyncio.get_running_loop()
+        last_attempts = 0
+        while last_attempts < _LAST_ATTEMPTS:
+            try:
+                await loop.run_in_executor(self._pool, self._remove_blocking, stream)
+            except OSError as error:
+                metrics.storage_failures.labels(op="trash").inc()
+                _log.error("a deleted table stays", stream=stream.name, error=str(error))
+            else:
+                del self._pending[stream]
+                self._on_freed()
+                return
+            last_attempts += self._draining.is_set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), _RETRY_S)
+
+    def _remove_blocking(self, stream: Stream) -> None:
+        if not self._storage.exists(stream.folder):
+            return
+        target = f"{TRASH_FOLDER}/{stream.folder}-{stream.id:x}"
+        self._storage.make_folder(TRASH_FOLDER)
+        self._storage.rename(stream.folder, target)
+        self._storage.remove_folder(target)
