@@ -99,8 +99,8 @@ bench: $(BASE) ## Measure throughput, latency and memory
 	@if [ -f bench/run.py ]; then exec $(BIN)/python bench/run.py $(ARGS); \
 	else echo "There is no benchmark yet (bench/run.py)."; fi
 
-docs: $(DEV) ## Regenerate the generated pages
-	$(BIN)/cog -r docs/settings.md docs/metrics.md
+docs: $(DEV) ## Regenerate the generated pages and conf/bottomless.toml
+	$(BIN)/python scripts/write_reference.py
 
 clean: ## Remove everything but the sources and ./data
 	rm -rf $(VENV) build dist *.egg-info tests/conformance/node_modules

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.errors import InvalidRequest, PayloadTooLarge
+from api.errors import EncodingUnsupported
+from engine.errors import PayloadTooLarge
 
 if TYPE_CHECKING:
     from api.asgi import Receive
-
-
-class EncodingUnsupported(InvalidRequest):
-    """The body is compressed; what is stored is what was sent, so that is refused."""
-
-    code = "encoding_unsupported"
 
 
 class ClientGone(Exception):

@@ -22,11 +22,15 @@ from api.errors import PROBLEM_TYPE, problem
 if TYPE_CHECKING:
     import asyncio
 
+    from uvicorn._types import ASGI3Application
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from api.settings import HttpSettings
 
 # Chunk sizes and extensions may cost this much, or this many times what they frame.
 _CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
 _CHUNK_OVERHEAD_RATIO: Final = 16
+_BODY_BYTES_PER_S_MIN: Final = 16 * 1024
 # What is still read and thrown away after a refusal, so that the client can read the answer.
 _DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -63,6 +67,7 @@ class Connection(HttpToolsProtocol):
         self._phase = Phase.HEAD
         self._since = self.loop.time()
         self._head_bytes = 0
+        self._running: RequestResponseCycle | None = None
         self._reading = 0
         self._is_chunked = False
         self._body_raw_bytes = 0
@@ -96,6 +101,21 @@ class Connection(HttpToolsProtocol):
             self._refuse_in_order(refusal)
 
     @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn tells only the newest request; with pipelining an older one may be running.
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._phase = Phase.HEAD
@@ -112,6 +132,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._check_head()
         self._phase = Phase.BODY
+        self._since = self.loop.time()
         self._body_raw_bytes = self._body_bytes = 0
         super().on_headers_complete()
 
@@ -141,10 +162,15 @@ class Connection(HttpToolsProtocol):
         waited_ms = (now - self._since) * 1000
         if self._phase is Phase.HEAD and waited_ms > self.http.header_timeout_ms:
             self._refuse(RequestRefused(408, "the headers took too long"))
-        elif self._phase is Phase.BODY and waited_ms > self.http.body_timeout_ms:
+        elif self._phase is Phase.BODY and waited_ms > self._body_allowance_ms():
             self._refuse(RequestRefused(408, "the body took too long"))
         else:
             self._check_stalled(now)
+
+    def _body_allowance_ms(self) -> float:
+        """Time for the whole body so far: a trickle does not hold a connection for ever."""
+        earned_ms = 1000 * self._body_raw_bytes / _BODY_BYTES_PER_S_MIN
+        return self.http.body_timeout_ms + earned_ms
 
     def _check_stalled(self, now: float) -> None:
         unsent = self.transport.get_write_buffer_size()
@@ -159,7 +185,6 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > self.http.header_bytes:
                 raise RequestRefused(431, "the headers are too large")
         elif self._phase is Phase.BODY:
-            self._since = self.loop.time()
             self._body_raw_bytes += received
             self._check_overhead(0)
             if self.cycle.response_complete and self._body_raw_bytes > _DISCARD_BYTES_MAX:

@@ -44,7 +44,8 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Message) -> None:  # type: ignore[override]
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
-        if self.disconnected:
+        if self.disconnected or self.transport.is_closing():
+            self.disconnected = True
             return
         if message["type"] == "http.response.start":
             assert not self.response_started

@@ -1,4 +1,4 @@
-"""One table: error code to status; and the small problem body every refusal carries."""
+"""Errors on the wire: one table from code to status, and the problem body of every refusal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from engine import Offset, format_wire
-from engine.errors import SequenceGap, StaleEpoch, StreamClosed, Unavailable
+from engine.errors import InvalidRequest, SequenceGap, StaleEpoch, StreamClosed, Unavailable
 
 if TYPE_CHECKING:
     from api.asgi import Headers
@@ -53,6 +53,19 @@ STATUS: Final[dict[str, int]] = {
     "table_damaged": 500,
     "version_unsupported": 500,
 }
+
+
+class BadHeader(InvalidRequest):
+    """A header's value breaks its format."""
+
+    code = "bad_header"
+
+
+class EncodingUnsupported(InvalidRequest):
+    """The body is compressed; what is stored is what was sent, so that is refused."""
+
+    code = "encoding_unsupported"
+
 
 PROBLEM_TYPE: Final = b"application/problem+json"
 # Faults of the storage: what they say is for the operator's log, not for the caller.

@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
+from api.errors import BadHeader
 from engine import START, ProducerStamp, check_stream_name, parse_offset
-from engine.errors import BadOffset, BadStreamName, InvalidRequest
+from engine.errors import BadOffset, BadStreamName
 
 if TYPE_CHECKING:
     import random
@@ -38,12 +39,6 @@ _ASCII_VISIBLE: Final = re.compile(rb"[\x20-\x7e]+")
 _RFC3339: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
-
-
-class BadHeader(InvalidRequest):
-    """A header's value breaks its format."""
-
-    code = "bad_header"
 
 
 @lru_cache(maxsize=8192)

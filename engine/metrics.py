@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -12,16 +12,43 @@ _SLOW: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 _COUNTS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 1000, 10_000, 100_000)
 
 
+class Described(NamedTuple):
+    """What the documentation says about a metric."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help_text: str
+
+
+_described: Final[list[Described]] = []
+
+
+def all_metrics() -> list[Described]:
+    """Every metric, in the order of this file."""
+    return list(_described)
+
+
+def _describe(name: str, kind: str, help_text: str, labels: tuple[str, ...]) -> str:
+    full_name = f"bottomless_{name}"
+    _described.append(Described(full_name, kind, labels, help_text))
+    return full_name
+
+
 def _counter(name: str, help_text: str, *labels: str) -> Counter:
-    return Counter(f"bottomless_{name}", help_text, labels, registry=REGISTRY)
+    return Counter(
+        _describe(name, "counter", help_text, labels), help_text, labels, registry=REGISTRY
+    )
 
 
 def _gauge(name: str, help_text: str, *labels: str) -> Gauge:
-    return Gauge(f"bottomless_{name}", help_text, labels, registry=REGISTRY)
+    full_name = _describe(name, "gauge", help_text, labels)
+    return Gauge(full_name, help_text, labels, registry=REGISTRY)
 
 
 def _histogram(name: str, help_text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-    return Histogram(f"bottomless_{name}", help_text, labels, registry=REGISTRY, buckets=buckets)
+    full_name = _describe(name, "histogram", help_text, labels)
+    return Histogram(full_name, help_text, labels, registry=REGISTRY, buckets=buckets)
 
 
 append_records = _counter("append_records_total", "Records made durable.")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from api.asgi import ALLOW, PREFLIGHT, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
 from api.chunk import CLOSED, chunk_headers, etag, join_pieces
-from api.errors import problem, render_error
+from api.errors import BadHeader, problem, render_error
 from api.protocol import (
-    BadHeader,
     etag_matches,
     next_cursor,
     parse_closed,

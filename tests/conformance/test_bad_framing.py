@@ -16,6 +16,7 @@ from tests.support.wire import (
     Wire,
     assert_refused,
     connect,
+    exchange,
     request,
     serving,
 )
@@ -72,10 +73,8 @@ def chunked(body: bytes) -> bytes:
     return post(CHUNKED, body=body)
 
 
-def exchange(server: ServerProcess, data: bytes, canary: Canary) -> Reply:
-    with Wire(server.port) as wire:
-        wire.send(data.replace(CASE.encode(), canary.path.encode()))
-        return wire.reply()
+def ask(server: ServerProcess, data: bytes, canary: Canary) -> Reply:
+    return exchange(server, data.replace(CASE.encode(), canary.path.encode()))
 
 
 SMUGGLED = b"0\r\n\r\n" + get()
@@ -175,8 +174,8 @@ def test_framing_refuses_a_header_sent_in_drips(server: ServerProcess, canary: C
 
 def test_framing_takes_headers_below_the_limit(server: ServerProcess, canary: Canary) -> None:
     data = get("X-A: " + "a" * (HEADER_BYTES - 200), *["X: 1"] * (HEADERS_MAX - 50))
-    assert exchange(server, data.replace(b"X: 1\r\n" * 50, b""), canary).status == 200
-    assert exchange(server, get(*["X: 1"] * (HEADERS_MAX - 1)), canary).status == 200
+    assert ask(server, data.replace(b"X: 1\r\n" * 50, b""), canary).status == 200
+    assert ask(server, get(*["X: 1"] * (HEADERS_MAX - 1)), canary).status == 200
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_framing_does_not_take_trailers_for_headers(
     server: ServerProcess, client: httpx.Client, trailer: bytes
 ) -> None:
     canary = Canary(client, TEXT)
-    reply = exchange(server, chunked(b"4\r\nABCD\r\n0\r\n" + trailer + b"\r\n\r\n"), canary)
+    reply = ask(server, chunked(b"4\r\nABCD\r\n0\r\n" + trailer + b"\r\n\r\n"), canary)
     assert reply.status in (204, 400)
     assert canary.read() == (b"ABCD" if reply.status == 204 else b"")
     with canary.untouched():
@@ -246,7 +245,7 @@ def test_method_that_is_not_ours_is_refused(
 ) -> None:
     """Case 37."""
     with canary.untouched():
-        reply = exchange(server, request(method, CASE, "Content-Length: 0"), canary)
+        reply = ask(server, request(method, CASE, "Content-Length: 0"), canary)
         assert_refused(reply, 400, 405, 501)
         assert (reply.status == 405) == ("allow" in reply.headers)
 
@@ -255,7 +254,7 @@ def test_method_that_is_not_ours_is_refused(
 def test_method_override_is_ignored(server: ServerProcess, canary: Canary, header: str) -> None:
     """Case 38."""
     with canary.untouched():
-        assert exchange(server, get(f"{header}: DELETE"), canary).status == 200
+        assert ask(server, get(f"{header}: DELETE"), canary).status == 200
 
 
 EARLY = {
@@ -272,7 +271,7 @@ def test_expect_continue_is_refused_before_the_body(
 ) -> None:
     with canary.untouched():
         data = request("POST", CASE, "Expect: 100-continue", *headers)
-        assert_refused(exchange(server, data, canary), status)
+        assert_refused(ask(server, data, canary), status)
 
 
 def test_expect_continue_is_answered_and_the_body_taken(
@@ -287,6 +286,30 @@ def test_expect_continue_is_answered_and_the_body_taken(
     assert canary.read() == b"ABCD"
 
 
+@pytest.mark.parametrize("target", ["/v1/stream/a//b", "/v1/stream/none", "/none"])
+def test_head_that_is_refused_has_no_body(
+    server: ServerProcess, canary: Canary, target: str
+) -> None:
+    """A body would be read as the beginning of the next answer."""
+    with Wire(server.port) as wire:
+        wire.send(request("HEAD", target) + request("GET", canary.path))
+        assert wire.reply(method="HEAD").status in (400, 404, 405)
+        assert wire.reply().status == 200
+
+
+def test_expect_continue_that_is_refused_does_not_eat_the_next_request(
+    server: ServerProcess, canary: Canary
+) -> None:
+    """Case 39: a client that is refused does not send its body; what follows is not that body."""
+    headers = ["Expect: 100-continue", PLAIN, "Content-Length: 4", "Producer-Id: a"]
+    with canary.untouched(), Wire(server.port) as wire:
+        wire.send(request("POST", canary.path, *headers))
+        assert_refused(reply := wire.reply(), 400)
+        if reply.headers.get("connection") != "close":
+            wire.send(request("GET", canary.path))
+            assert wire.reply().status == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [["Upgrade: websocket", "Sec-WebSocket-Version: 7", "Sec-WebSocket-Key: x"],
@@ -296,7 +319,7 @@ def test_expect_continue_is_answered_and_the_body_taken(
 )  # fmt: skip
 def test_upgrade_is_never_done(server: ServerProcess, canary: Canary, headers: list[str]) -> None:
     with canary.untouched():
-        reply = exchange(server, get("Connection: Upgrade", *headers), canary)
+        reply = ask(server, get("Connection: Upgrade", *headers), canary)
         assert reply.status in (200, 400, 426)
 
 
@@ -332,6 +355,58 @@ def test_read_ignores_headers_that_are_not_for_it(
     canary = Canary(client, TEXT)
     with canary.untouched():
         pass
-    reply = exchange(server, get(*headers), canary)
+    reply = ask(server, get(*headers), canary)
     assert (reply.status, reply.body) == (200, b"good")
     assert "content-encoding" not in reply.headers
+
+
+def append(body: bytes, *headers: str) -> bytes:
+    return post(f"Content-Length: {len(body)}", *headers, body=body)
+
+
+BAD_SECOND = {
+    "43-bad-framing": (400, append(b"two", "Content-Length: 9"), True),
+    "43-no-host": (400, b"POST {path} HTTP/1.1\r\nContent-Length: 3\r\n\r\ntwo", True),
+    "43-bad-chunk": (400, chunked(b"3\r\ntwo\r\nZZ"), True),
+    "43-compressed": (415, append(b"two", "Content-Encoding: gzip"), True),
+    "43-bad-producer": (400, append(b"two", "Producer-Id: p"), False),
+}
+
+
+@pytest.mark.parametrize("packets", [1, 3])
+@pytest.mark.parametrize(("status", "second", "ends"), BAD_SECOND.values(), ids=BAD_SECOND)
+def test_pipeline_with_a_bad_second_request_keeps_order(
+    server: ServerProcess,
+    client: httpx.Client,
+    status: int,
+    second: bytes,
+    ends: bool,
+    packets: int,
+) -> None:
+    """What the connection's framing survives is answered; after anything else nothing is run."""
+    canary = Canary(client, TEXT)
+    parts = [append(b"one"), second, append(b"three")]
+    with Wire(server.port) as wire:
+        for part in [b"".join(parts)] if packets == 1 else parts:
+            wire.send(part.replace(CASE.encode(), canary.path.encode()))
+        assert wire.reply().status == 204
+        assert_refused(wire.reply(), status)
+        if ends:
+            assert wire.has_ended()
+        else:
+            assert wire.reply().status == 204
+    assert canary.read() == (b"one" if ends else b"onethree")
+
+
+def test_pipeline_is_answered_in_order(server: ServerProcess, client: httpx.Client) -> None:
+    """Case 43."""
+    canary = Canary(client, TEXT)
+    with Wire(server.port) as wire:
+        for number in range(30):
+            data = append(b"%d;" % number) + get()
+            wire.send(data.replace(CASE.encode(), canary.path.encode()))
+        seen = b""
+        for number in range(30):
+            seen += b"%d;" % number
+            assert wire.reply().status == 204
+            assert wire.reply().body == seen

@@ -18,9 +18,10 @@ from tests.support.wire import (
     TEXT,
     Canary,
     Reply,
-    Wire,
+    as_utf8,
     assert_refused,
     connect,
+    exchange,
     request,
     serving,
 )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from tests.support.server import ServerProcess
 
+PLAIN = "Content-Type: text/plain"
 LONG_POLL_S = 0.5
 PRODUCERS_MAX = 8
 NUMBER_MAX = 2**53 - 1
@@ -88,9 +90,7 @@ BAD_OFFSETS = {
 def test_offset_that_is_none_of_ours_is_refused(
     server: ServerProcess, shared: Canary, offset: str, live: str
 ) -> None:
-    with Wire(server.port) as wire:
-        wire.send(request("GET", f"{shared.path}?offset={offset}{live}"))
-        reply = wire.reply()
+    reply = exchange(server, request("GET", f"{shared.path}?offset={offset}{live}"))
     assert_refused(reply, 400)
     assert "x-evil" not in reply.headers
 
@@ -198,11 +198,12 @@ def test_ttl_that_is_no_number_is_refused(
 
 
 def put_raw(server: ServerProcess, path: str, *headers: str) -> Reply:
-    """A header's value as UTF-8 bytes, which httpx would not send."""
-    lines = [header.encode().decode("latin-1") for header in headers]
-    with Wire(server.port) as wire:
-        wire.send(request("PUT", path, "Content-Length: 0", *lines))
-        return wire.reply()
+    return exchange(server, request("PUT", path, "Content-Length: 0", *as_utf8(*headers)))
+
+
+def post_raw(server: ServerProcess, path: str, *headers: str) -> Reply:
+    fixed = [PLAIN, "Content-Length: 1"]
+    return exchange(server, request("POST", path, *fixed, *as_utf8(*headers), body=b"x"))
 
 
 def test_ttl_of_zero_is_taken(client: httpx.Client, canary: Canary) -> None:
@@ -286,10 +287,8 @@ def test_content_type_that_is_malformed_is_refused(
     with shared.untouched():
         assert_refused(put_raw(server, path, f"Content-Type: {value}"), 400)
         assert client.head(path).status_code == 404
-        sent = f"Content-Type: {value}".encode().decode("latin-1")
-        with Wire(server.port) as wire:
-            wire.send(request("POST", shared.path, sent, "Content-Length: 1", body=b"x"))
-            assert_refused(wire.reply(), 400)
+        sent = as_utf8(f"Content-Type: {value}", "Content-Length: 1")
+        assert_refused(exchange(server, request("POST", shared.path, *sent, body=b"x")), 400)
 
 
 def test_content_type_is_compared_by_media_type(client: httpx.Client) -> None:
@@ -336,11 +335,9 @@ BAD_PRODUCERS = {
 def test_producer_that_is_malformed_is_refused(
     server: ServerProcess, shared: Canary, headers: dict[str, str]
 ) -> None:
-    lines = [f"{name}: {value}".encode().decode("latin-1") for name, value in headers.items()]
-    with shared.untouched(), Wire(server.port) as wire:
-        fixed = ["Content-Type: text/plain", "Content-Length: 1"]
-        wire.send(request("POST", shared.path, *fixed, *lines, body=b"x"))
-        assert_refused(wire.reply(), 400)
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    with shared.untouched():
+        assert_refused(post_raw(server, shared.path, *lines), 400)
 
 
 def append(
@@ -441,16 +438,10 @@ def test_stream_seq_beyond_ascii_is_compared_as_bytes(
     server: ServerProcess, canary: Canary
 ) -> None:
     """Case 96: as UTF-8, U+FF5E is less than U+1F600; as UTF-16 it would be greater."""
-    statuses = []
-    for value in ("~", "é", "\uff5e", "\U0001f600", "\uff5e"):
-        line = f"Stream-Seq: {value}".encode().decode("latin-1")
-        with Wire(server.port) as wire:
-            fixed = ["Content-Type: text/plain", "Content-Length: 1"]
-            wire.send(request("POST", canary.path, *fixed, line, body=b"x"))
-            reply = wire.reply()
-        statuses.append(reply.status)
-    assert_refused(reply, 409)
-    assert statuses == [204, 204, 204, 204, 409]
+    values = ["~", "é", "\uff5e", "\U0001f600", "\uff5e"]
+    replies = [post_raw(server, canary.path, f"Stream-Seq: {value}") for value in values]
+    assert [reply.status for reply in replies] == [204, 204, 204, 204, 409]
+    assert_refused(replies[-1], 409)
 
 
 def test_append_to_a_stream_that_takes_none_is_refused(client: httpx.Client) -> None:
@@ -489,7 +480,5 @@ TWICE = {
 def test_header_sent_twice_is_refused(
     server: ServerProcess, shared: Canary, headers: list[str]
 ) -> None:
-    with shared.untouched(), Wire(server.port) as wire:
-        fixed = ["Content-Type: text/plain", "Content-Length: 1"]
-        wire.send(request("POST", shared.path, *fixed, *headers, body=b"x"))
-        assert_refused(wire.reply(), 400)
+    with shared.untouched():
+        assert_refused(post_raw(server, shared.path, *headers), 400)

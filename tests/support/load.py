@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 JSON = "application/json"
@@ -301,3 +302,11 @@ class Writer(threading.Thread):
             )
             records.append(text.encode())
         return tuple(records)
+
+
+def wait_for(fact: Callable[[], bool], what: str = "it", timeout_s: float = 15.0) -> None:
+    """Poll until it is true; fail when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s} s"
+        time.sleep(0.02)

@@ -10,7 +10,9 @@ import itertools
 import json
 import re
 import socket
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import httpx
@@ -18,8 +20,7 @@ import httpx
 from tests.support.server import HOST, ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
 TIMEOUT_S = 10.0
@@ -158,11 +159,15 @@ class Canary:
         return head.headers["stream-next-offset"]
 
     def read(self) -> bytes:
-        """Everything the stream holds."""
-        response = self._client.get(self.path)
-        assert response.status_code == 200, response.text
-        assert response.headers["stream-up-to-date"] == "true"
-        return response.content
+        """Everything the stream holds, chunk by chunk."""
+        offset, parts = "-1", []
+        while True:
+            response = self._client.get(self.path, params={"offset": offset})
+            assert response.status_code == 200, response.text
+            parts.append(response.content)
+            offset = response.headers["stream-next-offset"]
+            if response.headers.get("stream-up-to-date") == "true":
+                return b"".join(parts)
 
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
@@ -181,6 +186,18 @@ def request(
     """A request with one Host and the given headers, framed by nothing else."""
     lines = [f"{method} {target} {version}", "Host: bottomless.test", *headers, "", ""]
     return "\r\n".join(lines).encode("latin-1") + body
+
+
+def exchange(server: ServerProcess, data: bytes, *, method: str = "POST") -> Reply:
+    """Send this over a connection of its own and return the first answer."""
+    with Wire(server.port) as wire:
+        wire.send(data)
+        return wire.reply(method=method)
+
+
+def as_utf8(*headers: str) -> list[str]:
+    """Header lines that go out as UTF-8 bytes, which httpx would not send."""
+    return [header.encode().decode("latin-1") for header in headers]
 
 
 def assert_refused(reply: Reply | httpx.Response, *statuses: int) -> str:
@@ -209,10 +226,11 @@ def serving(folder: Path, **settings: object) -> Iterator[ServerProcess]:
         yield server
         assert server.is_running, server.log_tail()
         assert server.terminate() == 0, server.log_tail()
-    assert errors_in(server) == []
+    faults = faults_in(server)
+    assert not faults, f"{len(faults)} faults in the server's log, the first: {faults[0]}"
 
 
-def errors_in(server: ServerProcess) -> list[str]:
+def faults_in(server: ServerProcess) -> list[str]:
     """The lines of the server's log that tell of a fault."""
     marks = ('"level": "error"', '"level": "critical"', "Traceback")
     lines = server.log_path.read_text(errors="replace").splitlines()
@@ -221,4 +239,30 @@ def errors_in(server: ServerProcess) -> list[str]:
 
 def connect(server: ServerProcess) -> httpx.Client:
     """A client that no proxy of the machine stands in the way of."""
-    return httpx.Client(base_url=server.url, trust_env=False, timeout=TIMEOUT_S)
+    # verify=False: nothing here speaks TLS, and loading certificates takes longer than a test.
+    return httpx.Client(base_url=server.url, trust_env=False, verify=False, timeout=TIMEOUT_S)
+
+
+def wait_until(is_true: Callable[[], bool], what: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    """Return when it is true; fail with `what` if it does not become so."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def resident_mib(server: ServerProcess) -> float:
+    """The memory the server's process holds."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found, status
+    return int(found[1]) / 1024
+
+
+def open_sockets(server: ServerProcess) -> int:
+    """How many sockets the server holds."""
+    count = 0
+    for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += str(descriptor.readlink()).startswith("socket:")
+    return count
