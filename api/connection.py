@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
 _CHUNK_OVERHEAD_RATIO: Final = 16
 _BODY_BYTES_PER_S_MIN: Final = 16 * 1024
+_LINGER_SILENT_MS: Final = 2000
 # What is still read and thrown away after a refusal, so that the client can read the answer.
 _DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -68,6 +69,7 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._head_bytes = 0
         self._running: RequestResponseCycle | None = None
+        self._received_at = self._since
         self._reading = 0
         self._is_chunked = False
         self._body_raw_bytes = 0
@@ -146,6 +148,8 @@ class Connection(HttpToolsProtocol):
         self._check_overhead(self._reading)
         self._phase = Phase.NOTHING
         super().on_message_complete()
+        if self._is_lingering():
+            self.transport.close()
 
     @override
     def on_response_complete(self) -> None:
@@ -160,6 +164,11 @@ class Connection(HttpToolsProtocol):
             self._check_stalled(now)
             return
         waited_ms = (now - self._since) * 1000
+        if self._is_lingering():
+            silent_ms = (now - self._received_at) * 1000
+            if silent_ms > _LINGER_SILENT_MS or waited_ms > self._body_allowance_ms():
+                self.transport.close()
+            return
         if self._phase is Phase.HEAD and waited_ms > self.http.header_timeout_ms:
             self._refuse(RequestRefused(408, "the headers took too long"))
         elif self._phase is Phase.BODY and waited_ms > self._body_allowance_ms():
@@ -180,12 +189,17 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _count(self, received: int, phase: Phase) -> None:
+        if self._phase is Phase.NOTHING and phase is Phase.NOTHING and not self._is_answering():
+            # Empty lines begin no request, but they have stopped the keep-alive timer.
+            self._phase, self._since = Phase.HEAD, self.loop.time()
+            return
         if self._phase is Phase.HEAD and phase is Phase.HEAD:
             self._head_bytes += received
             if self._head_bytes > self.http.header_bytes:
                 raise RequestRefused(431, "the headers are too large")
         elif self._phase is Phase.BODY:
             self._body_raw_bytes += received
+            self._received_at = self.loop.time()
             self._check_overhead(0)
             if self.cycle.response_complete and self._body_raw_bytes > _DISCARD_BYTES_MAX:
                 self.transport.abort()
@@ -234,6 +248,9 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
         else:
             self._refuse(refusal)
+
+    def _is_lingering(self) -> bool:
+        return isinstance(self.cycle, Cycle) and self.cycle.is_lingering
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

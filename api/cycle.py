@@ -38,7 +38,10 @@ _default_headers: Final = DefaultHeaders()
 class Cycle(RequestResponseCycle):
     """Holds the head back until the first part of the body, and sends both at once."""
 
+    is_lingering = False
+    """Answered, but the body still comes; it is thrown away."""
     _head: bytes = b""
+    _has_held_body = False
 
     @override
     async def send(self, message: Message) -> None:  # type: ignore[override]
@@ -57,7 +60,11 @@ class Cycle(RequestResponseCycle):
 
     def _start(self, status: int, headers: Headers) -> None:
         self.response_started = True
-        self.waiting_for_100_continue = False
+        if self.waiting_for_100_continue:
+            # The client holds its body back and may never send it: what comes next is unclear.
+            self.waiting_for_100_continue = False
+            self.keep_alive = False
+            self._has_held_body = True
         parts = [STATUS_LINE[status], _default_headers.render(self.default_headers)]
         self.chunked_encoding = self.scope["method"] != "HEAD" and status not in _BODILESS
         for name, value in headers:
@@ -91,5 +98,14 @@ class Cycle(RequestResponseCycle):
             self.response_complete = True
             self.message_event.set()
             if not self.keep_alive:
-                self.transport.close()
+                self._close()
             self.on_response()
+
+    def _close(self) -> None:
+        """A client that still sends its body would lose the answer with the connection: it gets
+        the time to finish, and the connection ends with the body.
+        """
+        if self.more_body and not self._has_held_body:
+            self.is_lingering = True
+        else:
+            self.transport.close()

@@ -115,7 +115,7 @@ class StreamDialect:
                 metrics.append_rejected.labels(code=error.code).inc()
             status, headers, body = render_error(error)
             if status in (413, 415):
-                # The rest of the body is not read, so the connection cannot be used again.
+                # The rest of the body is not looked at: the connection ends with it.
                 headers.append((b"connection", b"close"))
             await respond(send, status, headers, body)
 

@@ -360,6 +360,17 @@ def test_read_ignores_headers_that_are_not_for_it(
     assert "content-encoding" not in reply.headers
 
 
+def test_answer_to_http_1_0_is_not_chunked(server: ServerProcess, canary: Canary) -> None:
+    """Case 26 the other way round: HTTP/1.0 knows no chunks, so the end is the connection's end."""
+    with Wire(server.port) as wire:
+        wire.send(request("GET", f"{canary.path}?offset=now&live=sse", version="HTTP/1.0"))
+        head = wire.read_until(b"\r\n\r\n").lower()
+        assert head.startswith(b"http/1.1 200")
+        assert b"transfer-encoding" not in head
+        assert wire.read_until(b"\n\n").startswith(b"event: control\n")
+    assert ask(server, get(version="HTTP/1.0"), canary).headers["connection"] == "close"
+
+
 def append(body: bytes, *headers: str) -> bytes:
     return post(f"Content-Length: {len(body)}", *headers, body=body)
 

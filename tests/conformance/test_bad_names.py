@@ -229,7 +229,7 @@ def table_folders(root: Path) -> set[str]:
 
 
 TWINS = {
-    "12-nfc-and-nfd": ("caf\u00e9", "cafe\u0301"),
+    "12-nfc-and-nfd": ("accent-\u00e9", "accent-e\u0301"),
     "13-case": ("Twin", "twin"),
     "13-case-of-folders": ("T/x", "t/x"),
     "17-look-alike": ("paypal", "p\u0430ypal"),
