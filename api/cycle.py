@@ -66,7 +66,11 @@ class Cycle(RequestResponseCycle):
             self.keep_alive = False
             self._has_held_body = True
         parts = [STATUS_LINE[status], _default_headers.render(self.default_headers)]
-        self.chunked_encoding = self.scope["method"] != "HEAD" and status not in _BODILESS
+        scope = self.scope
+        # HTTP/1.0 knows no chunks; there the end of the connection is the end of the body.
+        self.chunked_encoding = (
+            status not in _BODILESS and scope["method"] != "HEAD" and scope["http_version"] != "1.0"
+        )
         for name, value in headers:
             if name == b"connection" and value == b"close":
                 self.keep_alive = False
