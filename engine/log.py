@@ -269,7 +269,7 @@ class Log:
                 raise StreamGone("the stream has expired")
             raise StreamNotFound("there is no such stream", hint="It has expired.")
         if stream.fault is not None:
-            raise stream.fault
+            raise stream.fault.with_traceback(None)
         return stream
 
     def touch(self, stream: Stream) -> None:
@@ -337,7 +337,7 @@ class Log:
     async def _keep_house(self) -> None:
         """Once a second: trim what can be trimmed, end what has expired, refresh the gauges."""
         while not await self._is_resting():
-            for stream in self._registry:
+            for stream in list(self._registry.mortal):
                 if not stream.soft_deleted and self._writer.is_expired(stream):
                     self._writer.expire(stream)
             try:

@@ -22,6 +22,8 @@ class Registry:
         self._visible: dict[StreamName, Stream] = {}
         self._soon: dict[StreamName, Stream | None] = {}
         self._by_id: dict[StreamId, Stream] = {}
+        self.mortal: set[Stream] = set()
+        """Streams with a TTL or an expiry."""
         self.foreign_folders: set[str] = set()
         """Folders in the root that are not ours: no stream may be created on top of them."""
 
@@ -64,6 +66,8 @@ class Registry:
         """A stream has become durable."""
         self._by_id[stream.id] = stream
         self._visible[stream.name] = stream
+        if stream.is_mortal:
+            self.mortal.add(stream)
         if stream.source is not None:
             stream.source.forks += 1
 
@@ -87,5 +91,6 @@ class Registry:
     def _drop(self, stream: Stream) -> None:
         stream.gone = True
         self._by_id.pop(stream.id, None)
+        self.mortal.discard(stream)
         if self._visible.get(stream.name) is stream:
             del self._visible[stream.name]

@@ -134,6 +134,11 @@ class Stream:
             self.closed_by = stamp
             self.state_changed = True
 
+    @property
+    def is_mortal(self) -> bool:
+        """It can expire."""
+        return self.meta.ttl_seconds is not None or self.meta.expires_at_ms is not None
+
     def is_expired(self, *, now_ms: int, monotonic_ms: int) -> bool:
         """Past its Expires-At, or its TTL has run out since the last access."""
         if self.meta.expires_at_ms is not None and now_ms >= self.meta.expires_at_ms:

@@ -203,5 +203,6 @@ class GroupCommit:
 def _set_exception(future: asyncio.Future[None], error: BottomlessError) -> None:
     """Fail a future that may have been cancelled, or that nobody may ever look at."""
     if not future.done():
-        future.set_exception(error)
+        # One error serves many: without this its traceback would grow with every one of them.
+        future.set_exception(error.with_traceback(None))
         future.exception()

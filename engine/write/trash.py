@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ class Trash:
         self._on_freed = on_freed
         self._pool = ThreadPoolExecutor(1, "trash")
         self._pending: dict[Stream, None] = {}
+        self._folders: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = asyncio.Event()
 
@@ -41,11 +43,12 @@ class Trash:
 
     def holds(self, folder: str) -> bool:
         """The folder is not free yet."""
-        return any(stream.folder == folder for stream in self._pending)
+        return self._folders[folder] > 0
 
     def announce(self, stream: Stream) -> None:
         """The stream's folder must go, once its commit under way has ended."""
         self._pending[stream] = None
+        self._folders[stream.folder] += 1
 
     def empty(self, stream: Stream) -> None:
         """Begin to remove the folder of an announced stream."""
@@ -71,11 +74,17 @@ class Trash:
                 _log.error("a deleted table stays", stream=stream.name, error=str(error))
             else:
                 del self._pending[stream]
+                self._free(stream.folder)
                 self._on_freed()
                 return
             last_attempts += self._draining.is_set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), _RETRY_S)
+
+    def _free(self, folder: str) -> None:
+        self._folders[folder] -= 1
+        if not self._folders[folder]:
+            del self._folders[folder]
 
     def _remove_blocking(self, stream: Stream) -> None:
         if not self._storage.exists(stream.folder):

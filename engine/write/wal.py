@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from engine.errors import BottomlessError, StorageUnavailable
 from engine.format.frame import SEGMENT_HEADER_BYTES, encode_frame, encode_segment_header
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from engine.storage import Storage
 
 WAL_FOLDER: Final = "_wal"
+_log: Final = structlog.get_logger("engine.wal")
 
 
 def segment_path(first_lsn: int) -> str:
@@ -103,6 +106,11 @@ class Wal:
                     error = self._poison or StorageUnavailable(
                         f"the write-ahead log cannot be written: {failure.strerror}",
                         hint="Free or repair the disk; nothing was acknowledged.",
+                    )
+                except Exception as failure:  # noqa: BLE001  (supervised: appends must not hang)
+                    _log.error("the write-ahead log failed", exc_info=failure)
+                    error = self._poison = StorageUnavailable(
+                        "the write-ahead log failed", hint="Restart the server; its log says why."
                     )
             elapsed_s = self._clock.monotonic_s() - begun_s
             done(Written(self._segment, written, elapsed_s, error))

@@ -258,7 +258,7 @@ class Writer:
         if stream.soft_deleted:
             raise StreamGone("the stream was deleted")
         if stream.fault is not None:
-            raise stream.fault
+            raise stream.fault.with_traceback(None)
         return stream
 
     def _live_soon(self, name: StreamName) -> Stream | None:
