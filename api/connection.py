@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 from typing_extensions import override
@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from api.asgi import EVERY_RESPONSE
 from api.cycle import Cycle
 from api.errors import PROBLEM_TYPE, problem
+from api.protocol import STREAM_PREFIX
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+    from api.asgi import Scope
+    from api.routes.append import QuickAppend
     from api.settings import HttpSettings
 
 # Chunk sizes and extensions may cost this much, or this many times what they frame.
@@ -61,6 +64,7 @@ class Connection(HttpToolsProtocol):
     """Bounds are set on a subclass per server, see ``connection_class``."""
 
     http: HttpSettings
+    quick_append: QuickAppend
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -70,6 +74,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._running: RequestResponseCycle | None = None
         self._received_at = self._since
+        self._waits_for_body = False
         self._reading = 0
         self._is_chunked = False
         self._body_raw_bytes = 0
@@ -115,7 +120,28 @@ class Connection(HttpToolsProtocol):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if self._is_quick(cycle):
+            if cycle.more_body:
+                self._waits_for_body = True
+                return
+            if self._append_quickly(cycle):
+                return
         super()._start_asgi_task(cycle, app)
+
+    def _is_quick(self, cycle: RequestResponseCycle) -> bool:
+        """A small append of known length: it can be taken without a task when its body is here."""
+        scope = cycle.scope
+        if scope["method"] != "POST" or not scope["raw_path"].startswith(STREAM_PREFIX):
+            return False
+        if self._is_chunked or cycle.waiting_for_100_continue:
+            return False
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        return length.isdigit() and int(length) <= self.quick_append.bytes_max
+
+    def _append_quickly(self, cycle: RequestResponseCycle) -> bool:
+        assert isinstance(cycle, Cycle)
+        scope = cast("Scope", cycle.scope)
+        return self.quick_append(scope, bytes(cycle.body), cycle.reply)
 
     @override
     def on_message_begin(self) -> None:
@@ -148,6 +174,10 @@ class Connection(HttpToolsProtocol):
         self._check_overhead(self._reading)
         self._phase = Phase.NOTHING
         super().on_message_complete()
+        if self._waits_for_body:
+            self._waits_for_body = False
+            if not self._append_quickly(self.cycle):
+                super()._start_asgi_task(self.cycle, self.app)
         if self._is_lingering():
             self.transport.close()
 
@@ -280,6 +310,7 @@ def _refuse_encodings(encodings: list[bytes]) -> None:
     raise RequestRefused(400, "the transfer encoding is not clear")
 
 
-def connection_class(http: HttpSettings) -> type[Connection]:
+def connection_class(http: HttpSettings, quick_append: QuickAppend) -> type[Connection]:
     """The protocol class that uvicorn makes one instance of per connection."""
-    return type("BoundedConnection", (Connection,), {"http": http})
+    namespace = {"http": http, "quick_append": quick_append}
+    return type("BoundedConnection", (Connection,), namespace)

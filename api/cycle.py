@@ -58,6 +58,15 @@ class Cycle(RequestResponseCycle):
             assert not self.response_complete
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
 
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response, outside of any task."""
+        if self.disconnected or self.transport.is_closing():
+            return
+        if status not in _BODILESS:
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        self._start(status, headers)
+        self._write(body, is_last=True)
+
     def _start(self, status: int, headers: Headers) -> None:
         self.response_started = True
         if self.waiting_for_100_continue:

@@ -47,9 +47,10 @@ from engine.write.wal import Wal
 from engine.write.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from engine.errors import BottomlessError
     from engine.streams.stream import Stream
 
 _HOUSEKEEPING_MS: Final = 1000
@@ -189,6 +190,15 @@ class Log:
     async def append(self, name: StreamName, request: AppendRequest) -> AppendResult:
         """Append and/or close; durable on return."""
         return await self._writer.append(name, request)
+
+    def append_soon(
+        self,
+        name: StreamName,
+        request: AppendRequest,
+        done: Callable[[AppendResult | BottomlessError], None],
+    ) -> bool:
+        """Append without waiting: ``done`` is told the outcome; False (and silence) if repeated."""
+        return self._writer.append_soon(name, request, done)
 
     async def delete(self, name: StreamName) -> None:
         """Delete a stream; durable on return."""

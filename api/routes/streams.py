@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from api.asgi import ALLOW, PREFLIGHT, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
 from api.chunk import CLOSED, chunk_headers, etag, join_pieces
@@ -18,14 +20,12 @@ from api.protocol import (
     parse_expires_at,
     parse_number,
     parse_position,
-    parse_producer,
     parse_query,
     parse_stream_path,
-    parse_stream_seq,
 )
+from api.routes.append import parse_append, render_append
 from api.routes.live import follow_by_sse, long_poll
 from engine import (
-    AppendRequest,
     BottomlessError,
     CreateRequest,
     ForkRequest,
@@ -136,26 +136,12 @@ class StreamDialect:
         del scope
         limits = self._limits
         check_framing(headers, limits.body_bytes)
-        producer = parse_producer(headers, limits)
-        request = AppendRequest(
-            content_type=parse_content_type(
-                headers.get(b"content-type"), bytes_max=limits.content_type_bytes
-            ),
-            body=await read_body(receive, limits.body_bytes),
-            close=parse_closed(headers.get(b"stream-closed")),
-            producer=producer,
-            stream_seq=parse_stream_seq(headers.get(b"stream-seq"), limits),
-        )
+        request = parse_append(headers, limits)
+        body = await read_body(receive, limits.body_bytes)
+        request = msgspec.structs.replace(request, body=body)
         result = await self.log.append(name, request)
-        reply: Headers = [(b"stream-next-offset", format_wire(result.tail).encode())]
-        if result.closed:
-            reply.append(CLOSED)
-        if producer is None:
-            await respond(send, 204, reply)
-            return
-        reply.append((b"producer-epoch", b"%d" % result.producer_epoch))
-        reply.append((b"producer-seq", b"%d" % result.producer_seq))
-        await respond(send, 200 if request.body and not result.duplicate else 204, reply)
+        status, reply = render_append(request, result)
+        await respond(send, status, reply)
 
     async def _put(
         self,

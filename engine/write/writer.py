@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import (
+    BottomlessError,
     ContentTypeMismatch,
     InvalidRequest,
     Overloaded,
@@ -42,6 +43,7 @@ from engine.write.operations import AppendOperation, CreateOperation, DeleteOper
 if TYPE_CHECKING:
     import asyncio
     import random
+    from collections.abc import Callable
 
     from engine.clock import Clock
     from engine.settings import EngineSettings
@@ -171,14 +173,30 @@ class Writer:
             return await self._duplicate(stream, request)
         self._group.submit(operation)
         await operation.done
-        batch = operation.batch
-        stamp = request.producer
-        return AppendResult(
-            tail=stream.tail if batch is None else batch.last,
-            closed=stream.closed if batch is None else operation.closes,
-            producer_epoch=0 if stamp is None else stamp.epoch,
-            producer_seq=0 if stamp is None else stamp.seq,
-        )
+        return _result(operation)
+
+    def append_soon(
+        self,
+        name: StreamName,
+        request: AppendRequest,
+        done: Callable[[AppendResult | BottomlessError], None],
+    ) -> bool:
+        """The same for callers that cannot wait: ``done`` is told the outcome, once.
+
+        False for a duplicate, of which nothing was submitted and ``done`` is never told.
+        """
+        operation = self._judge(self.require_soon(name), request)
+        if operation is None:
+            return False
+
+        def tell(future: asyncio.Future[None]) -> None:
+            error = future.exception()
+            assert error is None or isinstance(error, BottomlessError)
+            done(_result(operation) if error is None else error)
+
+        operation.done.add_done_callback(tell)
+        self._group.submit(operation)
+        return True
 
     def _judge(self, stream: Stream, request: AppendRequest) -> AppendOperation | None:
         """The checks in the order the protocol wants; None for a duplicate."""
@@ -289,6 +307,17 @@ class Writer:
                 hint="Try again shortly; look at bottomless_commit_lag_seconds if this lasts.",
                 retry_after_ms=500,
             )
+
+
+def _result(operation: AppendOperation) -> AppendResult:
+    """What a durable append did."""
+    stream, batch, meta = operation.stream, operation.batch, operation.meta
+    return AppendResult(
+        tail=stream.tail if batch is None else batch.last,
+        closed=stream.closed if batch is None else operation.closes,
+        producer_epoch=0 if meta is None else meta.producer_epoch,
+        producer_seq=0 if meta is None else meta.producer_seq,
+    )
 
 
 def _difference(stream: Stream, request: CreateRequest) -> str | None:

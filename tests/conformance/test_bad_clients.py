@@ -31,7 +31,7 @@ from tests.support.wire import (
     assert_refused,
     connect,
     faults_in,
-    open_sockets,
+    is_held,
     request,
     resident_mib,
     serving,
@@ -291,7 +291,6 @@ def test_reader_that_stops_reading_is_cut_off(
     """Bounded memory for it, and no effect on the writer."""
     canary = Canary(client, BYTES)
     part = os.urandom(MIB)
-    sockets = open_sockets(server)
     with Wire(server.port, receive_buffer=4096) as wire:
         client.post(canary.path, headers=BYTES, content=part)
         wire.send(data.replace(b"{path}", canary.path.encode()) * times)
@@ -300,10 +299,25 @@ def test_reader_that_stops_reading_is_cut_off(
             assert client.post(canary.path, headers=BYTES, content=part).status_code == 204
         # The appends themselves stay in memory until their commit, and in the WAL's buffers.
         assert resident_mib(server) - before < 150
-        wait_until(lambda: open_sockets(server) <= sockets, "the reader was not cut off")
+        wait_until(lambda: not is_held(server, wire), "the reader was not cut off")
         assert len(wire.read_to_end()) < 10 * MIB
     with canary.untouched():
         pass
+    client.delete(canary.path)
+
+
+def test_reader_that_reads_slowly_is_kept(server: ServerProcess, client: httpx.Client) -> None:
+    """Cases 102 and 103: slow is not stalled; it takes something far more often than it must."""
+    canary = Canary(client, BYTES)
+    for _ in range(8):
+        client.post(canary.path, headers=BYTES, content=os.urandom(MIB))
+    with Wire(server.port, receive_buffer=65536) as wire:
+        wire.send(request("GET", f"{canary.path}?offset=-1&live=sse"))
+        ends_at = time.monotonic() + ENDED_S
+        while time.monotonic() < ends_at:
+            assert wire.socket.recv(2048)
+            assert is_held(server, wire), "a reader that reads was cut off"
+            time.sleep(0.02)
     client.delete(canary.path)
 
 
