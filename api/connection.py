@@ -6,6 +6,9 @@ and framing that two parsers could read differently. A refused request never rea
 
 from __future__ import annotations
 
+import fcntl
+import termios
+from array import array
 from enum import Enum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
@@ -22,6 +25,7 @@ from api.protocol import STREAM_PREFIX
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
 
     from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -213,6 +217,9 @@ class Connection(HttpToolsProtocol):
 
     def _check_stalled(self, now: float) -> None:
         unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            # The kernel holds megabytes more, which a slow reader takes before any of ours moves.
+            unsent += _kernel_unsent_bytes(self.transport.get_extra_info("socket"))
         if unsent == 0 or unsent != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since = unsent, now
         elif (now - self._unsent_since) * 1000 > self.http.write_timeout_ms:
@@ -299,6 +306,13 @@ class Connection(HttpToolsProtocol):
         lines.append(b"connection: close\r\n\r\n")
         self.transport.write(b"".join([*lines, body]))
         self.transport.close()
+
+
+def _kernel_unsent_bytes(connected: socket.socket) -> int:
+    """Bytes the kernel has taken and the peer has not acknowledged."""
+    count = array("i", [0])
+    fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, count)
+    return count[0]
 
 
 def _refuse_encodings(encodings: list[bytes]) -> None:

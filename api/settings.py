@@ -55,7 +55,7 @@ class HttpSettings(Section):
     """A request's headers must arrive within this time (408 after it)."""
     body_timeout_ms: int = Field(default=20_000, ge=100, le=600_000)
     """Time for a body to arrive, plus a second for every 16 KiB of it (408 after it)."""
-    write_timeout_ms: int = Field(default=30_000, ge=100, le=600_000)
+    write_timeout_ms: int = Field(default=30_000, ge=1000, le=600_000)
     """A reader that takes nothing for this long is cut off."""
     keep_alive_ms: int = Field(default=75_000, ge=1000, le=3_600_000)
     """An idle connection is closed after this time."""

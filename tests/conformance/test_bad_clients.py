@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 TIMEOUT_MS = 500
+# A window on loopback opens in steps of about 95 KB, so progress shows about once a second.
+WRITE_TIMEOUT_MS = 2000
 KEEP_ALIVE_MS = 2000
 # The server looks at its connections once a second.
 ENDED_S = TIMEOUT_MS / 1000 + 1 + 2
@@ -59,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         tmp_path_factory.mktemp("clients"),
         http__header_timeout_ms=TIMEOUT_MS,
         http__body_timeout_ms=TIMEOUT_MS,
-        http__write_timeout_ms=TIMEOUT_MS,
+        http__write_timeout_ms=WRITE_TIMEOUT_MS,
         http__long_poll_timeout_ms=TIMEOUT_MS,
         http__keep_alive_ms=KEEP_ALIVE_MS,
         http__connections=CONNECTIONS_MAX,
@@ -313,7 +315,7 @@ def test_reader_that_reads_slowly_is_kept(server: ServerProcess, client: httpx.C
         client.post(canary.path, headers=BYTES, content=os.urandom(MIB))
     with Wire(server.port, receive_buffer=65536) as wire:
         wire.send(request("GET", f"{canary.path}?offset=-1&live=sse"))
-        ends_at = time.monotonic() + ENDED_S
+        ends_at = time.monotonic() + ENDED_S + WRITE_TIMEOUT_MS / 1000
         while time.monotonic() < ends_at:
             assert wire.socket.recv(2048)
             assert is_held(server, wire), "a reader that reads was cut off"
