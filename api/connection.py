@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
 _CHUNK_OVERHEAD_RATIO: Final = 16
 _BODY_BYTES_PER_S_MIN: Final = 16 * 1024
+# Where a request's scope keeps the length of its body; -1 where that is not told beforehand.
+_BODY_LENGTH: Final = "bottomless.body_length"
 _LINGER_SILENT_MS: Final = 2000
 # What is still read and thrown away after a refusal, so that the client can read the answer.
 _DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -134,13 +136,13 @@ class Connection(HttpToolsProtocol):
 
     def _is_quick(self, cycle: RequestResponseCycle) -> bool:
         """A small append of known length: it can be taken without a task when its body is here."""
-        scope = cycle.scope
-        if scope["method"] != "POST" or not scope["raw_path"].startswith(STREAM_PREFIX):
-            return False
-        if self._is_chunked or cycle.waiting_for_100_continue:
-            return False
-        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        return length.isdigit() and int(length) <= self.quick_append.bytes_max
+        scope = cast("Scope", cycle.scope)
+        return (
+            scope["method"] == "POST"
+            and 0 <= scope[_BODY_LENGTH] <= self.quick_append.bytes_max
+            and scope["raw_path"].startswith(STREAM_PREFIX)
+            and not cycle.waiting_for_100_continue
+        )
 
     def _append_quickly(self, cycle: RequestResponseCycle) -> bool:
         assert isinstance(cycle, Cycle)
@@ -250,19 +252,21 @@ class Connection(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         """Refuse what is too much, and what other HTTP software might read otherwise."""
-        headers = self.headers
-        size = len(self.url) + sum([len(name) + len(value) for name, value in headers])
-        if size > self.http.header_bytes or len(headers) > self.http.header_count:
+        size, hosts, length = len(self.url), 0, -1
+        encodings: list[bytes] = []
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                encodings.append(value.lower())
+        if size > self.http.header_bytes or len(self.headers) > self.http.header_count:
             raise RequestRefused(431, "the headers are too large or too many")
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise RequestRefused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        hosts, encodings = 0, []
-        for name, value in headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding":
-                encodings.append(value.lower())
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise RequestRefused(400, "one Host header is needed")
         if encodings and encodings != [b"chunked"]:
@@ -270,6 +274,7 @@ class Connection(HttpToolsProtocol):
         self._is_chunked = bool(encodings)
         if self._is_chunked and version == "1.0":
             raise RequestRefused(400, "HTTP/1.0 has no transfer encodings")
+        cast("Scope", self.scope)[_BODY_LENGTH] = length
 
     def _refuse_in_order(self, refusal: RequestRefused) -> None:
         """Earlier requests of the connection get their answers first."""

@@ -43,6 +43,8 @@ class Stream:
         self.kind = payload_kind(meta.content_type)
         self.folder = table_folder(self.name)
         self.source = source
+        self.is_mortal = meta.ttl_seconds is not None or meta.expires_at_ms is not None
+        """It can expire."""
         self.fork_offset = parse_offset(meta.fork_offset) if meta.fork_offset else START
         self.forks = 0
         self.forks_pending = 0
@@ -133,11 +135,6 @@ class Stream:
             self.closed = True
             self.closed_by = stamp
             self.state_changed = True
-
-    @property
-    def is_mortal(self) -> bool:
-        """It can expire."""
-        return self.meta.ttl_seconds is not None or self.meta.expires_at_ms is not None
 
     def is_expired(self, *, now_ms: int, monotonic_ms: int) -> bool:
         """Past its Expires-At, or its TTL has run out since the last access."""

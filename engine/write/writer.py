@@ -288,6 +288,8 @@ class Writer:
 
     def is_expired(self, stream: Stream) -> bool:
         """Its time has run out."""
+        if not stream.is_mortal:
+            return False
         now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         return stream.is_expired(now_ms=now_ms, monotonic_ms=monotonic_ms)
 
