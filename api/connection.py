@@ -11,17 +11,16 @@ import termios
 from array import array
 from enum import Enum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import httptools
 from typing_extensions import override
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.asgi import EVERY_RESPONSE
-from api.cycle import Cycle
+from api.cycle import Cycle, render_whole
 from api.errors import PROBLEM_TYPE, problem
-from api.protocol import STREAM_PREFIX
+from api.routes.quick import QUICK_START
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,16 +29,14 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from api.asgi import Scope
-    from api.routes.append import QuickAppend
+    from api.asgi import Headers
+    from api.routes.quick import QuickAppend
     from api.settings import HttpSettings
 
 # Chunk sizes and extensions may cost this much, or this many times what they frame.
 _CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
 _CHUNK_OVERHEAD_RATIO: Final = 16
 _BODY_BYTES_PER_S_MIN: Final = 16 * 1024
-# Where a request's scope keeps the length of its body; -1 where that is not told beforehand.
-_BODY_LENGTH: Final = "bottomless.body_length"
 _LINGER_SILENT_MS: Final = 2000
 # What is still read and thrown away after a refusal, so that the client can read the answer.
 _DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -80,7 +77,10 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._running: RequestResponseCycle | None = None
         self._received_at = self._since
-        self._waits_for_body = False
+        self._is_between = True
+        self._is_quick = False
+        self._is_last = False
+        self._held = b""
         self._reading = 0
         self._is_chunked = False
         self._body_raw_bytes = 0
@@ -96,7 +96,15 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._is_quick:
+            self._hold(data)
+            return
         self._unset_keepalive_if_required()
+        if self._is_between and data.startswith(QUICK_START) and not self._is_answering():
+            self._is_quick = self.quick_append(data, self._answer_quickly)
+            if self._is_quick:
+                self._phase = Phase.NOTHING
+                return
         phase = self._phase
         self._reading = len(data)
         try:
@@ -113,6 +121,28 @@ class Connection(HttpToolsProtocol):
         except RequestRefused as refusal:
             self._refuse_in_order(refusal)
 
+    def _hold(self, data: bytes) -> None:
+        """What comes while a quick append is under way waits for its answer."""
+        self._held += data
+        if len(self._held) > self.http.header_bytes:
+            self.flow.pause_reading()
+
+    def _answer_quickly(self, status: int, headers: Headers, body: bytes) -> None:
+        self._is_quick = False
+        if self.transport.is_closing():
+            return
+        default_headers, keep_alive = self.server_state.default_headers, not self._is_last
+        self.transport.write(
+            render_whole(status, headers, body, default_headers, keep_alive=keep_alive)
+        )
+        self._since = self.loop.time()
+        if self._is_last:
+            self.transport.close()
+        elif self._held:
+            held, self._held = self._held, b""
+            self.flow.resume_reading()
+            self.data_received(held)
+
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn tells only the newest request; with pipelining an older one may be running.
@@ -126,41 +156,23 @@ class Connection(HttpToolsProtocol):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        if self._is_quick(cycle):
-            if cycle.more_body:
-                self._waits_for_body = True
-                return
-            if self._append_quickly(cycle):
-                return
         super()._start_asgi_task(cycle, app)
 
-    def _is_quick(self, cycle: RequestResponseCycle) -> bool:
-        """A small append of known length: it can be taken without a task when its body is here."""
-        scope = cast("Scope", cycle.scope)
-        return (
-            scope["method"] == "POST"
-            and 0 <= scope[_BODY_LENGTH] <= self.quick_append.bytes_max
-            and scope["raw_path"].startswith(STREAM_PREFIX)
-            and not cycle.waiting_for_100_continue
-        )
-
-    def _append_quickly(self, cycle: RequestResponseCycle) -> bool:
-        assert isinstance(cycle, Cycle)
-        scope = cast("Scope", cycle.scope)
-        return self.quick_append(scope, bytes(cycle.body), cycle.reply)
+    @override
+    def shutdown(self) -> None:
+        """A quick append under way is answered first."""
+        if self._is_quick:
+            self._is_last = True
+        else:
+            super().shutdown()
 
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_between = False
         self._phase = Phase.HEAD
         self._since = self.loop.time()
         self._head_bytes = 0
-
-    @override
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers come after the body and must not pass for headers.
-        if self._phase is Phase.HEAD:
-            super().on_header(name, value)
 
     @override
     def on_headers_complete(self) -> None:
@@ -169,6 +181,8 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._body_raw_bytes = self._body_bytes = 0
         super().on_headers_complete()
+        # Trailers come after the body and must not pass for headers: they go nowhere.
+        self.headers = []
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -177,19 +191,18 @@ class Connection(HttpToolsProtocol):
 
     @override
     def on_message_complete(self) -> None:
-        self._check_overhead(self._reading)
+        if self._is_chunked:
+            self._check_overhead(self._reading)
         self._phase = Phase.NOTHING
+        self._is_between = True
         super().on_message_complete()
-        if self._waits_for_body:
-            self._waits_for_body = False
-            if not self._append_quickly(self.cycle):
-                super()._start_asgi_task(self.cycle, self.app)
         if self._is_lingering():
             self.transport.close()
 
     @override
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
+        self._since = self.loop.time()
         super().on_response_complete()
         if is_last and self._refusal is not None:
             self._refuse(self._refusal)
@@ -209,8 +222,13 @@ class Connection(HttpToolsProtocol):
             self._refuse(RequestRefused(408, "the headers took too long"))
         elif self._phase is Phase.BODY and waited_ms > self._body_allowance_ms():
             self._refuse(RequestRefused(408, "the body took too long"))
+        elif self._is_idle() and waited_ms > self.http.keep_alive_ms:
+            self.transport.close()
         else:
             self._check_stalled(now)
+
+    def _is_idle(self) -> bool:
+        return self._phase is Phase.NOTHING and not self._is_quick and not self._is_answering()
 
     def _body_allowance_ms(self) -> float:
         """Time for the whole body so far: a trickle does not hold a connection for ever."""
@@ -239,7 +257,8 @@ class Connection(HttpToolsProtocol):
         elif self._phase is Phase.BODY:
             self._body_raw_bytes += received
             self._received_at = self.loop.time()
-            self._check_overhead(0)
+            if self._is_chunked:
+                self._check_overhead(0)
             if self.cycle.response_complete and self._body_raw_bytes > _DISCARD_BYTES_MAX:
                 self.transport.abort()
 
@@ -247,19 +266,17 @@ class Connection(HttpToolsProtocol):
         """Refuse chunks that are mostly framing; ``unread`` bytes are not counted yet."""
         overhead = self._body_raw_bytes + unread - self._body_bytes
         allowed = max(_CHUNK_OVERHEAD_BYTES, _CHUNK_OVERHEAD_RATIO * self._body_bytes)
-        if self._is_chunked and overhead > allowed + self.http.header_bytes:
+        if overhead > allowed + self.http.header_bytes:
             raise RequestRefused(400, "the chunks carry more framing than data")
 
     def _check_head(self) -> None:
         """Refuse what is too much, and what other HTTP software might read otherwise."""
-        size, hosts, length = len(self.url), 0, -1
+        size, hosts = len(self.url), 0
         encodings: list[bytes] = []
         for name, value in self.headers:
             size += len(name) + len(value)
             if name == b"host":
                 hosts += 1
-            elif name == b"content-length":
-                length = int(value)
             elif name == b"transfer-encoding":
                 encodings.append(value.lower())
         if size > self.http.header_bytes or len(self.headers) > self.http.header_count:
@@ -274,7 +291,6 @@ class Connection(HttpToolsProtocol):
         self._is_chunked = bool(encodings)
         if self._is_chunked and version == "1.0":
             raise RequestRefused(400, "HTTP/1.0 has no transfer encodings")
-        cast("Scope", self.scope)[_BODY_LENGTH] = length
 
     def _refuse_in_order(self, refusal: RequestRefused) -> None:
         """Earlier requests of the connection get their answers first."""
@@ -305,11 +321,8 @@ class Connection(HttpToolsProtocol):
             return
         status = refusal.status
         body = problem(status, HTTPStatus(status).name.lower(), refusal.detail)
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode("ascii")]
-        lines += [b"%b: %b\r\n" % header for header in EVERY_RESPONSE]
-        lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (PROBLEM_TYPE, len(body)))
-        lines.append(b"connection: close\r\n\r\n")
-        self.transport.write(b"".join([*lines, body]))
+        headers, defaults = [(b"content-type", PROBLEM_TYPE)], self.server_state.default_headers
+        self.transport.write(render_whole(status, headers, body, defaults, keep_alive=False))
         self.transport.close()
 
 

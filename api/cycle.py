@@ -35,6 +35,25 @@ class DefaultHeaders:
 _default_headers: Final = DefaultHeaders()
 
 
+def render_head(
+    status: int, headers: Headers, default_headers: Headers, *, keep_alive: bool
+) -> bytes:
+    """Status line and headers of a response, with the empty line."""
+    parts = [STATUS_LINE[status], _default_headers.render(default_headers)]
+    parts += [b"%b: %b\r\n" % header for header in headers]
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(parts)
+
+
+def render_whole(
+    status: int, headers: Headers, body: bytes, default_headers: Headers, *, keep_alive: bool
+) -> bytes:
+    """A whole response."""
+    if status not in _BODILESS:
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    return render_head(status, headers, default_headers, keep_alive=keep_alive) + body
+
+
 class Cycle(RequestResponseCycle):
     """Holds the head back until the first part of the body, and sends both at once."""
 
@@ -58,15 +77,6 @@ class Cycle(RequestResponseCycle):
             assert not self.response_complete
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
 
-    def reply(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response, outside of any task."""
-        if self.disconnected or self.transport.is_closing():
-            return
-        if status not in _BODILESS:
-            headers = [*headers, (b"content-length", b"%d" % len(body))]
-        self._start(status, headers)
-        self._write(body, is_last=True)
-
     def _start(self, status: int, headers: Headers) -> None:
         self.response_started = True
         if self.waiting_for_100_continue:
@@ -74,23 +84,20 @@ class Cycle(RequestResponseCycle):
             self.waiting_for_100_continue = False
             self.keep_alive = False
             self._has_held_body = True
-        parts = [STATUS_LINE[status], _default_headers.render(self.default_headers)]
         scope = self.scope
         # HTTP/1.0 knows no chunks; there the end of the connection is the end of the body.
         self.chunked_encoding = (
             status not in _BODILESS and scope["method"] != "HEAD" and scope["http_version"] != "1.0"
         )
         for name, value in headers:
-            if name == b"connection" and value == b"close":
-                self.keep_alive = False
-                continue
-            parts.append(b"%b: %b\r\n" % (name, value))
             if name == b"content-length":
                 self.chunked_encoding = False
+            elif name == b"connection" and value == b"close":
+                self.keep_alive = False
+        kept = [header for header in headers if header[0] != b"connection"]
         if self.chunked_encoding:
-            parts.append(b"transfer-encoding: chunked\r\n")
-        parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self._head = b"".join(parts)
+            kept.append((b"transfer-encoding", b"chunked"))
+        self._head = render_head(status, kept, self.default_headers, keep_alive=self.keep_alive)
 
     def _write(self, body: Any, *, is_last: bool) -> None:  # noqa: ANN401  (bytes-like)
         parts = [self._head] if self._head else []

@@ -17,7 +17,7 @@ from api.app import create_app
 from api.asgi import EVERY_RESPONSE
 from api.connection import Connection, connection_class
 from api.logs import configure_logs
-from api.routes.append import QuickAppend
+from api.routes.quick import QuickAppend
 from engine import BottomlessError, Log
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         http = settings.http
         config = uvicorn.Config(
             create_app(settings, log),
-            http=connection_class(http, QuickAppend(log, settings.limits)),
+            http=connection_class(http, QuickAppend(log, http, settings.limits)),
             ws="none",
             lifespan="off",
             loop="uvloop",

@@ -1,35 +1,22 @@
-"""Appends on the wire, and the short way for small ones.
-
-A task, a coroutine per layer and an event per request cost a third of a small append's CPU. So a
-small append whose body has arrived goes from its connection straight to the log, and its answer is
-sent by the callback of the group commit. What is not plain goes the long way, through the route.
-"""
+"""Appends on the wire: what a request asks for, what an answer says."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from api.chunk import CLOSED
-from api.errors import render_error
 from api.protocol import (
     parse_closed,
     parse_content_type,
     parse_producer,
-    parse_stream_path,
     parse_stream_seq,
 )
-from engine import AppendRequest, BottomlessError, format_wire
+from engine import AppendRequest, format_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from api.asgi import Headers, Scope
-    from engine import AppendResult, Log
+    from api.asgi import Headers
+    from engine import AppendResult
     from engine.settings import LimitSettings
-
-    Reply = Callable[[int, Headers, bytes], None]
-
-_QUICK_BYTES_MAX: Final = 64 * 1024
 
 
 def parse_append(
@@ -57,35 +44,3 @@ def render_append(request: AppendRequest, result: AppendResult) -> tuple[int, He
     reply.append((b"producer-epoch", b"%d" % result.producer_epoch))
     reply.append((b"producer-seq", b"%d" % result.producer_seq))
     return 200 if request.body and not result.duplicate else 204, reply
-
-
-class QuickAppend:
-    """The short way. It never refuses: what it does not take goes the long way."""
-
-    def __init__(self, log: Log, limits: LimitSettings) -> None:
-        self._log = log
-        self._limits = limits
-        self.bytes_max = min(_QUICK_BYTES_MAX, limits.body_bytes)
-
-    def __call__(self, scope: Scope, body: bytes, reply: Reply) -> bool:
-        """Submit the append; ``reply`` is called when it is durable. False: not taken."""
-        pairs = scope["headers"]
-        headers = dict(pairs)
-        if len(headers) != len(pairs) or b"content-encoding" in headers:
-            return False
-        try:
-            name = parse_stream_path(scope["raw_path"], bytes_max=self._limits.name_bytes)
-            request = parse_append(headers, self._limits, body)
-            return self._log.append_soon(
-                name, request, lambda outcome: _answer(request, outcome, reply)
-            )
-        except BottomlessError:
-            return False
-
-
-def _answer(request: AppendRequest, outcome: AppendResult | BottomlessError, reply: Reply) -> None:
-    if isinstance(outcome, BottomlessError):
-        reply(*render_error(outcome))
-    else:
-        status, headers = render_append(request, outcome)
-        reply(status, headers, b"")
