@@ -75,13 +75,14 @@ class Connection(HttpToolsProtocol):
         self._phase = Phase.HEAD
         self._since = self.loop.time()
         self._head_bytes = 0
-        self._running: RequestResponseCycle | None = None
+        self._running: Cycle | None = None
         self._received_at = self._since
         self._is_between = True
         self._is_quick = False
         self._is_last = False
         self._held = b""
         self._reading = 0
+        self._begun = 0
         self._is_chunked = False
         self._body_raw_bytes = 0
         self._body_bytes = 0
@@ -100,13 +101,13 @@ class Connection(HttpToolsProtocol):
             self._hold(data)
             return
         self._unset_keepalive_if_required()
-        if self._is_between and data.startswith(QUICK_START) and not self._is_answering():
+        if self._is_between and data.startswith(QUICK_START) and self._is_free():
             self._is_quick = self.quick_append(data, self._answer_quickly)
             if self._is_quick:
                 self._phase = Phase.NOTHING
                 return
         phase = self._phase
-        self._reading = len(data)
+        self._reading, self._begun = len(data), 0
         try:
             self.parser.feed_data(data)
             self._count(len(data), phase)
@@ -120,6 +121,10 @@ class Connection(HttpToolsProtocol):
             self._refuse_in_order(cause)
         except RequestRefused as refusal:
             self._refuse_in_order(refusal)
+
+    def _is_free(self) -> bool:
+        """Nothing is under way, and the client takes its answers."""
+        return not self._is_answering() and not self.flow.write_paused
 
     def _hold(self, data: bytes) -> None:
         """What comes while a quick append is under way waits for its answer."""
@@ -155,7 +160,9 @@ class Connection(HttpToolsProtocol):
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        assert isinstance(cycle, Cycle)
         self._running = cycle
+        cycle.is_followed = bool(self.pipeline)
         super()._start_asgi_task(cycle, app)
 
     @override
@@ -169,6 +176,7 @@ class Connection(HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._begun += 1
         self._is_between = False
         self._phase = Phase.HEAD
         self._since = self.loop.time()
@@ -181,6 +189,8 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._body_raw_bytes = self._body_bytes = 0
         super().on_headers_complete()
+        if self.pipeline and self._running is not None:
+            self._running.is_followed = True
         # Trailers come after the body and must not pass for headers: they go nowhere.
         self.headers = []
 
@@ -192,7 +202,7 @@ class Connection(HttpToolsProtocol):
     @override
     def on_message_complete(self) -> None:
         if self._is_chunked:
-            self._check_overhead(self._reading)
+            self._check_overhead(self._reading if self._begun <= 1 else 0)
         self._phase = Phase.NOTHING
         self._is_between = True
         super().on_message_complete()
@@ -204,6 +214,9 @@ class Connection(HttpToolsProtocol):
         is_last = not self.pipeline
         self._since = self.loop.time()
         super().on_response_complete()
+        if self.pipeline:
+            # uvicorn reads on after every answer; what is parsed already must be answered first.
+            self.flow.pause_reading()
         if is_last and self._refusal is not None:
             self._refuse(self._refusal)
 
@@ -218,7 +231,9 @@ class Connection(HttpToolsProtocol):
             if silent_ms > _LINGER_SILENT_MS or waited_ms > self._body_allowance_ms():
                 self.transport.close()
             return
-        if self._phase is Phase.HEAD and waited_ms > self.http.header_timeout_ms:
+        if self._is_behind():
+            self._check_stalled(now)
+        elif self._phase is Phase.HEAD and waited_ms > self.http.header_timeout_ms:
             self._refuse(RequestRefused(408, "the headers took too long"))
         elif self._phase is Phase.BODY and waited_ms > self._body_allowance_ms():
             self._refuse(RequestRefused(408, "the body took too long"))
@@ -226,6 +241,12 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             self._check_stalled(now)
+
+    def _is_behind(self) -> bool:
+        """What is being received waits for the answer to an earlier request, and so may we."""
+        if self._phase is Phase.HEAD:
+            return self._is_answering()
+        return bool(self.pipeline)
 
     def _is_idle(self) -> bool:
         return self._phase is Phase.NOTHING and not self._is_quick and not self._is_answering()
@@ -251,7 +272,8 @@ class Connection(HttpToolsProtocol):
             self._phase, self._since = Phase.HEAD, self.loop.time()
             return
         if self._phase is Phase.HEAD and phase is Phase.HEAD:
-            self._head_bytes += received
+            # A read in which several requests begin says little about the last one's head.
+            self._head_bytes += received if self._begun <= 1 else 0
             if self._head_bytes > self.http.header_bytes:
                 raise RequestRefused(431, "the headers are too large")
         elif self._phase is Phase.BODY:

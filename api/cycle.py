@@ -57,6 +57,8 @@ def render_whole(
 class Cycle(RequestResponseCycle):
     """Holds the head back until the first part of the body, and sends both at once."""
 
+    is_followed = False
+    """Requests wait behind this one."""
     is_lingering = False
     """Answered, but the body still comes; it is thrown away."""
     _head: bytes = b""
@@ -76,6 +78,22 @@ class Cycle(RequestResponseCycle):
             assert self.response_started
             assert not self.response_complete
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    @override
+    async def receive(self) -> Message:  # type: ignore[override]
+        """uvicorn's own, but it reads on only for a body: not for more requests behind this one."""
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            if self.more_body or not self.is_followed:
+                self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     def _start(self, status: int, headers: Headers) -> None:
         self.response_started = True

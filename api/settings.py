@@ -101,6 +101,11 @@ class Settings(BaseSettings):
             raise ValueError(_WAL_GROUP_HINT)
         if self.limits.body_bytes > self.limits.tail_bytes:
             raise ValueError("limits.body_bytes must fit into limits.tail_bytes")
+        if self.wal.bytes_max < 2 * self.wal.segment_bytes + self.wal.group_bytes_max:
+            raise ValueError(
+                "wal.bytes_max must hold two segments and a group:"
+                " at least 2 * wal.segment_bytes + wal.group_bytes_max"
+            )
         return self
 
     @property

@@ -89,6 +89,17 @@ class Log:
         loop = asyncio.get_running_loop()
         begun_s = self._clock.monotonic_s()
         self._storage.lock()
+        try:
+            await self._start(loop)
+        except BaseException:
+            self._storage.unlock()
+            raise
+        elapsed_s = self._clock.monotonic_s() - begun_s
+        metrics.recovery_seconds.set(elapsed_s)
+        _log.info("recovered", streams=len(self._registry), seconds=round(elapsed_s, 3))
+        self._is_ready = True
+
+    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         found = await loop.run_in_executor(None, Recovery(self._storage, self._clock).run)
         self._compose(found)
         # What the tables were found to hold becomes durable now: the next start need not
@@ -104,10 +115,6 @@ class Log:
                 )
         self._rest = asyncio.Event()
         self._housekeeper = loop.create_task(self._keep_house(), name="housekeeper")
-        elapsed_s = self._clock.monotonic_s() - begun_s
-        metrics.recovery_seconds.set(elapsed_s)
-        _log.info("recovered", streams=len(self._registry), seconds=round(elapsed_s, 3))
-        self._is_ready = True
 
     def _compose(self, found: Recovered) -> None:
         settings, clock = self.settings, self._clock
@@ -265,7 +272,7 @@ class Log:
 
     def _is_absent(self, name: StreamName) -> bool:
         stream = self._registry.soon(name)
-        return stream is None or (not stream.soft_deleted and self._writer.is_expired(stream))
+        return stream is None or (not stream.is_leaving and self._writer.is_expired(stream))
 
     def _require(self, name: StreamName) -> Stream:
         stream = self._registry.visible(name)
@@ -275,7 +282,7 @@ class Log:
             raise StreamGone("the stream was deleted")
         if self._writer.is_expired(stream):
             self._writer.expire(stream)
-            if stream.forks:
+            if stream.forks + stream.forks_pending:
                 raise StreamGone("the stream has expired")
             raise StreamNotFound("there is no such stream", hint="It has expired.")
         if stream.fault is not None:
@@ -352,7 +359,7 @@ class Log:
                     self._writer.expire(stream)
             try:
                 await self._trimmer.trim()
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  (supervised: the next round tries again)
                 metrics.storage_failures.labels(op="trim").inc()
                 _log.error("trim failed; the WAL is kept", error=str(error))
             self._refresh_gauges()

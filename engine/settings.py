@@ -76,7 +76,7 @@ class LimitSettings(Section):
     """Longest Stream-Seq value."""
     content_type_bytes: int = Field(default=256, ge=16, le=4096)
     """Longest content type."""
-    tail_bytes: int = Field(default=128 * MIB, ge=1 * MIB)
+    tail_bytes: int = Field(default=128 * MIB, ge=1 * MIB, le=1 * GIB)
     """Memory for records that are durable but not yet committed, all streams together (503 above
     it).
     """

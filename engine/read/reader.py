@@ -120,6 +120,8 @@ class Reader:
         seconds = _SECONDS_TAIL if is_fresh else _SECONDS_TABLE
         seconds.observe(self._clock.monotonic_s() - begun_s)
         metrics.read_bytes.inc(chunk.size)
+        if stream.gone:
+            raise StreamNotFound("the stream was deleted while it was read")
         # No await from here on: what is said about the tail is true at this moment.
         reached = not chunk.is_full or chunk.position >= stream.tail
         return ReadResult(
@@ -216,7 +218,13 @@ class Reader:
                 return stream.index
             state = stream.table
             if state is None and stream.version != NO_VERSION:
-                state = await self._row_groups.on_thread(self._load_state, stream)
+                try:
+                    state = await self._row_groups.on_thread(self._load_state, stream)
+                except FileNotFoundError:
+                    # An entry was cleaned up between listing and reading: list again.
+                    state = TableState()
+                if stream.gone:
+                    raise StreamNotFound("the stream was deleted while it was read")
                 if state.version < stream.version or stream.index is not None:
                     continue
                 if stream.table is None and not stream.is_committing:

@@ -63,6 +63,7 @@ class Stream:
         self.waiters: set[asyncio.Future[bool]] = set()
 
         # On its way.
+        self.delete_pending = False
         self.pending: Pending | None = None
         self.assigned = START
 
@@ -86,6 +87,11 @@ class Stream:
     def begin_tail(self, tail: Offset) -> None:
         """Move the tail forward while the WAL is replayed."""
         self.tail = self.assigned = max(self.tail, tail)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Deleted and kept for its forks, or about to be: nothing new may rest on it."""
+        return self.soft_deleted or self.delete_pending
 
     # What appends still on their way will have done counts for the next append.
 

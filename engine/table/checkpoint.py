@@ -60,6 +60,23 @@ def drop_torn_checkpoints(
             storage.remove(_checkpoint_path(folder, version))
 
 
+def drop_dangling_hint(storage: Storage, folder: str) -> None:
+    """Remove a _last_checkpoint that names no checkpoint: other readers fail on it."""
+    path = f"{folder}/{LOG_FOLDER}/_last_checkpoint"
+    if not storage.exists(path):
+        return
+    try:
+        version = msgspec.json.decode(storage.read(path), type=_Hint).version
+    except msgspec.DecodeError:
+        version = -1
+    if not storage.exists(_checkpoint_path(folder, version)):
+        storage.remove(path)
+
+
+class _Hint(msgspec.Struct):
+    version: int
+
+
 def _checkpoint_path(folder: str, version: int) -> str:
     return f"{folder}/{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
 

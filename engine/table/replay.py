@@ -13,12 +13,17 @@ import pyarrow as pa
 
 from engine.errors import TableDamaged
 from engine.table.actions import EntryDamaged, LogEntry, decode_entry
-from engine.table.checkpoint import drop_torn_checkpoints, load_checkpoint
+from engine.table.checkpoint import (
+    drop_dangling_hint,
+    drop_torn_checkpoints,
+    load_checkpoint,
+)
 from engine.table.parquet import open_file
 from engine.table.schema import LOG_FOLDER
 
 if TYPE_CHECKING:
     from engine.storage import Storage
+    from engine.table.actions import DataFile
     from engine.table.state import TableState
 
 _ENTRY_NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
@@ -58,20 +63,19 @@ def recover_state(storage: Storage, folder: str, *, durable_version: int) -> Tab
         state = load_checkpoint(storage, folder, listing.checkpoints, version_max=None)
     versions = [version for version in listing.entries if version > state.version]
     entries, damage = _read_entries(storage, folder, versions, state.version + 1)
-    for index, (version, entry) in enumerate(entries):
-        if version > durable_version:
-            replaced = {path for _, later in entries[index:] for path in later.removes}
-            try:
-                _verify_files(storage, folder, entry, replaced)
-            except EntryDamaged as error:
-                damage = error
-                break
+    verified: set[str] = set()
+    while (bad := _first_damaged(storage, folder, entries, durable_version, verified)) is not None:
+        # What is cut off replaces nothing any more, so what is left is looked at again.
+        index, damage = bad
+        del entries[index:]
+    for version, entry in entries:
         state.apply(entry, version)
     if state.version < durable_version:
         raise _damaged(folder, state.version + 1, str(damage or "it is missing"))
     put_aside(storage, folder, [version for version in versions if version > state.version])
     unsure = [version for version in listing.checkpoints if version > durable_version]
     drop_torn_checkpoints(storage, folder, unsure, state.version)
+    drop_dangling_hint(storage, folder)
     return state
 
 
@@ -118,29 +122,51 @@ def _damaged(folder: str, version: int, reason: str) -> TableDamaged:
     )
 
 
-def _verify_files(storage: Storage, folder: str, entry: LogEntry, replaced: set[str]) -> None:
-    """A commit is only as good as its files: read them whole, checksums included.
+def _first_damaged(
+    storage: Storage,
+    folder: str,
+    entries: list[tuple[int, LogEntry]],
+    durable_version: int,
+    verified: set[str],
+) -> tuple[int, EntryDamaged] | None:
+    """The first entry above the durable mark whose files are not whole.
 
-    Files that a later rewrite replaced may be gone. A disk that cannot be read is no proof of
-    damage: that error goes up and nothing is changed.
+    A commit is only as good as its files. Those that a later rewrite replaced may be gone.
     """
-    for file in entry.adds:
-        if file.path in replaced:
+    replaced = {path for _, entry in entries for path in entry.removes}
+    for index, (version, entry) in enumerate(entries):
+        if version <= durable_version:
             continue
-        path = f"{folder}/{file.path}"
-        try:
-            storage.forget_cached(path)
-            data = storage.read(path)
-        except FileNotFoundError as error:
-            raise EntryDamaged(f"file {file.path} is missing") from error
-        if len(data) != file.size:
-            raise EntryDamaged(f"file {file.path} has a wrong size")
-        try:
-            with open_file(pa.BufferReader(data)) as parquet:
-                for batch in parquet.iter_batches():
-                    del batch
-        except (OSError, pa.ArrowException) as error:
-            raise EntryDamaged(f"file {file.path} cannot be read: {error}") from error
+        for file in entry.adds:
+            if file.path in replaced or file.path in verified:
+                continue
+            try:
+                _verify_file(storage, folder, file)
+            except EntryDamaged as error:
+                return index, error
+            verified.add(file.path)
+    return None
+
+
+def _verify_file(storage: Storage, folder: str, file: DataFile) -> None:
+    """Read it whole, checksums included.
+
+    A disk that cannot be read is no proof of damage: that error goes up and nothing is changed.
+    """
+    path = f"{folder}/{file.path}"
+    try:
+        storage.forget_cached(path)
+        data = storage.read(path)
+    except FileNotFoundError as error:
+        raise EntryDamaged(f"file {file.path} is missing") from error
+    if len(data) != file.size:
+        raise EntryDamaged(f"file {file.path} has a wrong size")
+    try:
+        with open_file(pa.BufferReader(data)) as parquet:
+            for batch in parquet.iter_batches():
+                del batch
+    except (OSError, pa.ArrowException) as error:
+        raise EntryDamaged(f"file {file.path} cannot be read: {error}") from error
 
 
 def put_aside(storage: Storage, folder: str, versions: list[int]) -> None:

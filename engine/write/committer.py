@@ -91,6 +91,13 @@ class Committer:
         if stream.buffer.payload_bytes >= self._settings.commit.bytes and stream not in self._full:
             self._full[stream] = None
             self._wake.set()
+        elif self._is_pressed:
+            self._wake.set()
+
+    @property
+    def _is_pressed(self) -> bool:
+        """All tails together come near their bound: the oldest do not wait for their interval."""
+        return 2 * self.tail_bytes > self._settings.limits.tail_bytes
 
     def discard(self, stream: Stream) -> None:
         """The stream is gone: forget its tail, remove its table."""
@@ -114,6 +121,7 @@ class Committer:
         """Commit everything now; returns the streams whose commit failed."""
         self._draining = True
         self._delayed.clear()
+        self.trash.begin_drain()
         for stream in streams:
             if stream.fault is None and not stream.is_committing:
                 self._waiting.setdefault(stream)
@@ -148,7 +156,7 @@ class Committer:
         for stream in list(self._waiting):
             since = now if stream.dirty_since_ms is None else stream.dirty_since_ms
             rest = since + self._settings.commit.interval_ms - now
-            if rest > 0 and not self._draining:
+            if rest > 0 and not self._draining and not self._is_pressed:
                 remaining.append(rest)
                 break
             if not self._start(stream):
@@ -158,6 +166,11 @@ class Committer:
     def _start(self, stream: Stream) -> bool:
         if len(self._active) >= self._settings.commit.threads:
             return False
+        if self.trash.holds(stream.folder) and self._draining and not self.trash.is_working:
+            # The folder will not be free in this life; the WAL keeps what wants to go there.
+            self._forget(stream)
+            self._unsaved[stream] = None
+            return True
         if stream.is_committing or self.trash.holds(stream.folder):
             # One commit of a stream at a time, and the predecessor of the same name must be out of
             # the folder first; the end of either wakes us.
@@ -252,6 +265,9 @@ class Committer:
     ) -> None:
         metrics.commits.inc()
         self.commit_count += 1
+        if stream.table is not state:
+            # Read anew after a failure: it may hold files that the index has never heard of.
+            stream.index = None
         for version, entry in applied:
             state.apply(entry, version)
             if entry.removes:

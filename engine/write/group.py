@@ -66,8 +66,7 @@ class GroupCommit:
 
     def check_room(self, payload_bytes: int) -> None:
         """Refuse before anything is changed."""
-        if self._stopped:
-            raise StorageUnavailable(_CLOSED)
+        self.check_open()
         if self._open_bytes + payload_bytes > self._settings.group_bytes_max and self._open:
             raise Overloaded(
                 "too many bytes wait for the disk", hint="Try again shortly.", retry_after_ms=200
@@ -77,6 +76,11 @@ class GroupCommit:
                 "the write-ahead log is full",
                 hint="Commits do not keep up or fail; the server's log says why.",
             )
+
+    def check_open(self) -> None:
+        """Refuse what comes after the stop has begun."""
+        if self._stopped:
+            raise StorageUnavailable(_CLOSED)
 
     def future(self) -> asyncio.Future[None]:
         """A future for the next operation."""
@@ -192,6 +196,7 @@ class GroupCommit:
         for operation in operations:
             stream = operation.stream
             stream.pending = None
+            stream.delete_pending = False
             stream.assigned = stream.tail
             _set_exception(operation.done, error)
         for barrier in self._barriers_in_flight + self._barriers_open:

@@ -54,11 +54,23 @@ class Trash:
         """Begin to remove the folder of an announced stream."""
         task = asyncio.get_running_loop().create_task(self._remove(stream))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._removed)
+
+    def _removed(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._on_freed()
+
+    @property
+    def is_working(self) -> bool:
+        """Folders are being removed, or removal is tried again."""
+        return bool(self._tasks)
+
+    def begin_drain(self) -> None:
+        """From now on few attempts are made: what is left is removed by the next start."""
+        self._draining.set()
 
     async def drain(self) -> None:
-        """Finish, or give up: what is left is removed by the next start."""
-        self._draining.set()
+        """Wait until everything is removed or given up."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._pool.shutdown()
@@ -75,7 +87,6 @@ class Trash:
             else:
                 del self._pending[stream]
                 self._free(stream.folder)
-                self._on_freed()
                 return
             last_attempts += self._draining.is_set()
             with contextlib.suppress(TimeoutError):

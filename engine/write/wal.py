@@ -141,7 +141,14 @@ class Wal:
             self._storage.close(descriptor)
             self._storage.remove(path)
             raise
-        self._close_segment()
+        try:
+            self._close_segment()
+        except OSError as failure:
+            self._poison = StorageUnavailable(
+                f"a segment of the write-ahead log cannot be closed: {failure.strerror}",
+                hint="Restart the server on a healthy disk.",
+            )
+            raise
         self._descriptor, self._segment, self._salt = descriptor, lsn, salt
         self._length = SEGMENT_HEADER_BYTES
 

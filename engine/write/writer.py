@@ -7,6 +7,7 @@ producer can never be judged against the same state.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from engine.errors import (
@@ -41,7 +42,6 @@ from engine.write.ingest import NO_RECORDS, Records, parse_body
 from engine.write.operations import AppendOperation, CreateOperation, DeleteOperation
 
 if TYPE_CHECKING:
-    import asyncio
     import random
     from collections.abc import Callable
 
@@ -103,12 +103,9 @@ class Writer:
             )
             self._group.submit(operation)
         if source is not None:
-            source.forks_pending += 1
-        try:
-            await done
-        finally:
-            if source is not None:
-                source.forks_pending -= 1
+            _hold(source, done)
+        # Shielded: a caller that goes away does not end the create, nor its hold on the source.
+        await asyncio.shield(done)
         return CreateResult(True, stream.meta.content_type, stream.tail, request.closed)
 
     def _new_stream(
@@ -152,7 +149,7 @@ class Writer:
 
     async def _confirm(self, stream: Stream, request: CreateRequest) -> CreateResult:
         """A repeated create: fine if it asks for what is there, a conflict otherwise."""
-        if stream.soft_deleted:
+        if stream.is_leaving:
             raise StreamExists("a deleted stream of this name is kept for its forks")
         difference = _difference(stream, request)
         if difference is not None:
@@ -250,17 +247,18 @@ class Writer:
 
     async def delete(self, name: StreamName) -> None:
         """Delete a stream; readers are told at once."""
-        stream = self.require_soon(name)
-        self._check_room(0)
+        stream = self._present_soon(name)
+        self._group.check_open()
         await self._submit_delete(stream)
 
     def expire(self, stream: Stream) -> None:
         """Delete a stream whose time has run out."""
-        if self._registry.soon(stream.name) is stream and not stream.soft_deleted:
+        if self._registry.soon(stream.name) is stream and not stream.is_leaving:
             self._submit_delete(stream).add_done_callback(lambda done: done.exception())
 
     def _submit_delete(self, stream: Stream) -> asyncio.Future[None]:
         operation = DeleteOperation(stream, self._group.future())
+        stream.delete_pending = True
         if stream.forks + stream.forks_pending == 0:
             self._registry.announce(stream.name, None)
         self._group.submit(operation)
@@ -270,21 +268,27 @@ class Writer:
 
     def require_soon(self, name: StreamName) -> Stream:
         """The stream the next append will meet."""
-        stream = self._live_soon(name)
-        if stream is None:
-            raise StreamNotFound("there is no such stream", hint="Create it with PUT.")
-        if stream.soft_deleted:
-            raise StreamGone("the stream was deleted")
+        stream = self._present_soon(name)
         if stream.fault is not None:
             raise stream.fault.with_traceback(None)
         return stream
 
+    def _present_soon(self, name: StreamName) -> Stream:
+        """The same, whatever state its table is in."""
+        stream = self._live_soon(name)
+        if stream is None:
+            raise StreamNotFound("there is no such stream", hint="Create it with PUT.")
+        if stream.is_leaving:
+            raise StreamGone("the stream was deleted")
+        return stream
+
     def _live_soon(self, name: StreamName) -> Stream | None:
         stream = self._registry.soon(name)
-        if stream is None or stream.soft_deleted or not self.is_expired(stream):
+        if stream is None or stream.is_leaving or not self.is_expired(stream):
             return stream
         self.expire(stream)
-        return stream if stream.forks else None
+        # Nothing, or the stream itself where forks keep it.
+        return self._registry.soon(name)
 
     def is_expired(self, stream: Stream) -> bool:
         """Its time has run out."""
@@ -309,6 +313,16 @@ class Writer:
                 hint="Try again shortly; look at bottomless_commit_lag_seconds if this lasts.",
                 retry_after_ms=500,
             )
+
+
+def _hold(source: Stream, done: asyncio.Future[None]) -> None:
+    """Until a fork is durable or has failed, its source counts it."""
+    source.forks_pending += 1
+
+    def release(_: asyncio.Future[None]) -> None:
+        source.forks_pending -= 1
+
+    done.add_done_callback(release)
 
 
 def _result(operation: AppendOperation) -> AppendResult:
