@@ -161,14 +161,23 @@ async def test_stop_ends_although_a_deleted_folder_cannot_be_removed(lives: Live
 async def test_damaged_stream_can_be_deleted(lives: Lives) -> None:
     await lives.create("s")
     await lives.append("s", b"1")
-    await lives.commit("s")
-    await lives.die()
+    await lives.restart()
     shutil.rmtree(lives.root / "s")
-    await lives.start()
-    with contextlib.suppress(errors.BottomlessError):
-        await lives.content("s")
+    await lives.append("s", b"2")
+    lives.clock.advance(INTERVAL_MS)
+    await until(lambda: is_damaged(lives, "s"), "the commit that finds no table")
+    with pytest.raises(errors.DataCorrupt):
+        await lives.append("s", b"3")
     await lives.log.delete("s")
     assert (await lives.create("s")).created
+
+
+def is_damaged(lives: Lives, name: str) -> bool:
+    try:
+        lives.log.head(name)
+    except errors.DataCorrupt:
+        return True
+    return False
 
 
 async def test_recovery_verifies_what_a_torn_rewrite_seemed_to_replace(lives: Lives) -> None:
