@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from engine import StreamName
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -36,6 +39,16 @@ PREFLIGHT: Final[Headers] = [
     (b"access-control-max-age", b"86400"),
 ]
 ALLOW: Final = (b"allow", _ALLOWED_METHODS)
+
+
+class Exchange(NamedTuple):
+    """One request for one stream, and the way to answer it."""
+
+    scope: Scope
+    headers: dict[bytes, bytes]
+    name: StreamName
+    receive: Receive
+    send: Send
 
 
 async def respond(send: Send, status: int, headers: Headers, body: bytes = b"") -> None:

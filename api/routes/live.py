@@ -20,9 +20,9 @@ from engine.errors import StreamNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from api.asgi import Receive, Send
+    from api.asgi import Exchange, Receive, Send
     from api.routes.streams import StreamDialect
-    from engine import Follower, Offset, StreamName
+    from engine import Follower, Offset
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_CACHE: Final = (b"cache-control", b"no-cache")
@@ -54,18 +54,16 @@ def watch_client(receive: Receive, follower: Follower) -> Iterator[Client]:
 
 
 async def long_poll(
-    dialect: StreamDialect,
-    name: StreamName,
-    position: Offset,
-    cursor: str | None,
-    receive: Receive,
-    send: Send,
+    dialect: StreamDialect, exchange: Exchange, position: Offset, cursor: str | None
 ) -> None:
     """Answer when there is something after the position, or when the time is up."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + dialect.http.long_poll_timeout_ms / 1000
     is_over = False
-    with dialect.log.follow(name, "long-poll") as follower, watch_client(receive, follower) as peer:
+    with (
+        dialect.log.follow(exchange.name, "long-poll") as follower,
+        watch_client(exchange.receive, follower) as peer,
+    ):
         while True:
             if follower.is_gone:
                 raise StreamNotFound("the stream was deleted while it was read")
@@ -80,22 +78,21 @@ async def long_poll(
     reply.append((b"stream-cursor", dialect.cursor(cursor).encode("ascii")))
     if result.pieces:
         reply.append((b"etag", etag(result)))
-        await respond(send, 200, reply, join_pieces(result))
+        await respond(exchange.send, 200, reply, join_pieces(result))
     else:
         reply.append(_NO_STORE)
-        await respond(send, 204, reply)
+        await respond(exchange.send, 204, reply)
 
 
 async def follow_by_sse(
-    dialect: StreamDialect,
-    name: StreamName,
-    position: Offset,
-    cursor: str | None,
-    receive: Receive,
-    send: Send,
+    dialect: StreamDialect, exchange: Exchange, position: Offset, cursor: str | None
 ) -> None:
     """Send everything after the position as it comes, until closed, gone or old enough."""
-    with dialect.log.follow(name, "sse") as follower, watch_client(receive, follower) as peer:
+    send = exchange.send
+    with (
+        dialect.log.follow(exchange.name, "sse") as follower,
+        watch_client(exchange.receive, follower) as peer,
+    ):
         headers: Headers = [(b"content-type", SSE_TYPE), _NO_CACHE]
         if payload_kind(follower.info.content_type) is PayloadKind.BYTES:
             headers.append(_BASE64)

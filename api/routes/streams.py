@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from api.asgi import ALLOW, PREFLIGHT, Headers, Receive, Scope, Send, respond
+from api.asgi import ALLOW, PREFLIGHT, Exchange, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
 from api.chunk import CLOSED, chunk_headers, etag, join_pieces
 from api.errors import BadHeader, problem, render_error
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from api.settings import HttpSettings
-    from engine import Clock, Log, ReadResult, StreamName
+    from engine import Clock, Log, ReadResult
     from engine.settings import LimitSettings
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
@@ -82,10 +82,7 @@ class StreamDialect:
         self._limits = limits
         self._clock = clock
         self._rng = rng
-        self._handlers: dict[
-            str,
-            Callable[[Scope, dict[bytes, bytes], StreamName, Receive, Send], Awaitable[None]],
-        ] = {
+        self._handlers: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "GET": self._get,
             "HEAD": self._head,
             "POST": self._post,
@@ -107,7 +104,7 @@ class StreamDialect:
             return
         try:
             name = parse_stream_path(scope["raw_path"], bytes_max=self._limits.name_bytes)
-            await handler(scope, _headers(scope), name, receive, send)
+            await handler(Exchange(scope, _headers(scope), name, receive, send))
         except ClientGone:
             return
         except BottomlessError as error:
@@ -125,35 +122,21 @@ class StreamDialect:
 
     # Write.
 
-    async def _post(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        name: StreamName,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        del scope
+    async def _post(self, exchange: Exchange) -> None:
         limits = self._limits
-        check_framing(headers, limits.body_bytes)
-        request = parse_append(headers, limits)
-        body = await read_body(receive, limits.body_bytes)
+        check_framing(exchange.headers, limits.body_bytes)
+        request = parse_append(exchange.headers, limits)
+        body = await read_body(exchange.receive, limits.body_bytes)
         request = msgspec.structs.replace(request, body=body)
-        result = await self.log.append(name, request)
+        result = await self.log.append(exchange.name, request)
         status, reply = render_append(request, result)
-        await respond(send, status, reply)
+        await respond(exchange.send, status, reply)
 
-    async def _put(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        name: StreamName,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        check_framing(headers, self._limits.body_bytes)
-        request = self._create_request(headers, await read_body(receive, self._limits.body_bytes))
-        result = await self.log.create(name, request)
+    async def _put(self, exchange: Exchange) -> None:
+        check_framing(exchange.headers, self._limits.body_bytes)
+        body = await read_body(exchange.receive, self._limits.body_bytes)
+        request = self._create_request(exchange.headers, body)
+        result = await self.log.create(exchange.name, request)
         reply: Headers = [
             (b"content-type", result.content_type.encode("ascii")),
             (b"stream-next-offset", format_wire(result.tail).encode()),
@@ -161,8 +144,9 @@ class StreamDialect:
         if result.closed:
             reply.append(CLOSED)
         if result.created:
-            reply.append((b"location", self._base_url(scope) + scope["raw_path"]))
-        await respond(send, 201 if result.created else 200, reply)
+            location = self._base_url(exchange.scope) + exchange.scope["raw_path"]
+            reply.append((b"location", location))
+        await respond(exchange.send, 201 if result.created else 200, reply)
 
     def _create_request(self, headers: dict[bytes, bytes], body: bytes) -> CreateRequest:
         ttl, expires = headers.get(b"stream-ttl"), headers.get(b"stream-expires-at")
@@ -202,30 +186,14 @@ class StreamDialect:
         host, port = scope["server"]
         return f"{scope['scheme']}://{f'[{host}]' if ':' in host else host}:{port}".encode("ascii")
 
-    async def _delete(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        name: StreamName,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        del scope, headers, receive
-        await self.log.delete(name)
-        await respond(send, 204, [])
+    async def _delete(self, exchange: Exchange) -> None:
+        await self.log.delete(exchange.name)
+        await respond(exchange.send, 204, [])
 
     # Read.
 
-    async def _head(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        name: StreamName,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        del scope, headers, receive
-        info = self.log.head(name)
+    async def _head(self, exchange: Exchange) -> None:
+        info = self.log.head(exchange.name)
         reply: Headers = [
             (b"content-type", info.content_type.encode("ascii")),
             (b"stream-next-offset", format_wire(info.tail).encode()),
@@ -237,49 +205,40 @@ class StreamDialect:
             reply.append((b"stream-expires-at", info.expires_at.encode("ascii")))
         if info.closed:
             reply.append(CLOSED)
-        await send({"type": "http.response.start", "status": 200, "headers": reply})
-        await send({"type": "http.response.body"})
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": reply})
+        await exchange.send({"type": "http.response.body"})
 
-    async def _get(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        name: StreamName,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        info = self.log.head(name)
-        query = parse_query(scope["query_string"])
+    async def _get(self, exchange: Exchange) -> None:
+        info = self.log.head(exchange.name)
+        query = parse_query(exchange.scope["query_string"])
         offset, live = query.get("offset"), query.get("live")
         position = parse_position(offset, tail=info.tail)
         if live is None:
-            result = await self.log.read(name, position)
-            await self._catch_up(result, headers.get(b"if-none-match"), offset, send)
+            result = await self.log.read(exchange.name, position)
+            await self._catch_up(exchange, result, is_now=offset == "now")
             return
         if offset is None:
             raise InvalidRequest("live reads need an offset", hint="Add offset=-1 or offset=now.")
         cursor = query.get("cursor")
         if live == "long-poll":
-            await long_poll(self, name, position, cursor, receive, send)
+            await long_poll(self, exchange, position, cursor)
         elif live == "sse":
-            await follow_by_sse(self, name, position, cursor, receive, send)
+            await follow_by_sse(self, exchange, position, cursor)
         else:
             raise InvalidRequest("live must be long-poll or sse")
 
-    async def _catch_up(
-        self, result: ReadResult, if_none_match: bytes | None, offset: str | None, send: Send
-    ) -> None:
+    async def _catch_up(self, exchange: Exchange, result: ReadResult, *, is_now: bool) -> None:
         reply = chunk_headers(result)
-        if offset == "now":
+        if is_now:
             reply.append(_NO_STORE)
         else:
             tag = etag(result)
             reply.append((b"etag", tag))
             reply.append(_CACHE_TAIL if result.up_to_date else _CACHE_CHUNK)
-            if etag_matches(if_none_match, tag):
-                await respond(send, 304, reply)
+            if etag_matches(exchange.headers.get(b"if-none-match"), tag):
+                await respond(exchange.send, 304, reply)
                 return
-        await respond(send, 200, reply, join_pieces(result))
+        await respond(exchange.send, 200, reply, join_pieces(result))
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -20,7 +20,6 @@ from tests.support.wire import (
     Canary,
     Wire,
     assert_refused,
-    connect,
     request,
     serving,
     wait_until,
@@ -52,12 +51,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         limits__records_per_append=RECORDS_MAX,
     ) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with connect(server) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

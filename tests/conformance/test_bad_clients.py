@@ -71,12 +71,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with connect(server) as made:
-        yield made
-
-
 @pytest.fixture
 def canary(client: httpx.Client) -> Iterator[Canary]:
     made = Canary(client, TEXT)

@@ -15,7 +15,6 @@ from tests.support.wire import (
     Reply,
     Wire,
     assert_refused,
-    connect,
     exchange,
     request,
     serving,
@@ -48,12 +47,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         limits__body_bytes=BODY_BYTES,
     ) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with connect(server) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

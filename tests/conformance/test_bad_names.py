@@ -16,7 +16,6 @@ from tests.support.wire import (
     Canary,
     Reply,
     assert_refused,
-    connect,
     exchange,
     request,
     serving,
@@ -39,12 +38,6 @@ SAFE_FOLDER = re.compile(r"[A-Za-z0-9_-]{1,200}")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(tmp_path_factory.mktemp("names"), commit__interval_ms=50) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with connect(server) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

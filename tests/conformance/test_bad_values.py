@@ -20,7 +20,6 @@ from tests.support.wire import (
     Reply,
     as_utf8,
     assert_refused,
-    connect,
     exchange,
     request,
     serving,
@@ -55,12 +54,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         limits__producers_per_stream=PRODUCERS_MAX,
     ) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with connect(server) as made:
-        yield made
 
 
 @pytest.fixture

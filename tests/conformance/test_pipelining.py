@@ -5,44 +5,44 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
-from tests.support.server import ServerProcess
-from tests.support.wire import Wire, request, resident_mib
+from tests.support.wire import TEXT, Wire, request, resident_mib, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    import httpx
+
+    from tests.support.server import ServerProcess
 
 ROUNDS = 50
 KIND = "Content-Type: text/plain"
-SHORT = {
-    "BOTTOMLESS_HTTP__HEADER_TIMEOUT_MS": "500",
-    "BOTTOMLESS_HTTP__BODY_TIMEOUT_MS": "500",
-    "BOTTOMLESS_HTTP__LONG_POLL_TIMEOUT_MS": "3000",
-}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    root: Path = tmp_path_factory.mktemp("pipelining") / "data"
-    with ServerProcess.start(root, env=SHORT) as running:
-        yield running
-        assert running.terminate() == 0
+    with serving(
+        tmp_path_factory.mktemp("pipelining"),
+        http__header_timeout_ms=500,
+        http__body_timeout_ms=500,
+        http__long_poll_timeout_ms=3000,
+    ) as process:
+        yield process
 
 
-def create(server: ServerProcess, name: str) -> str:
+def create(client: httpx.Client, name: str) -> str:
     path = f"/v1/stream/{name}"
-    headers = {"Content-Type": "text/plain"}
-    httpx.put(server.url + path, headers=headers, trust_env=False).raise_for_status()
+    client.put(path, headers=TEXT).raise_for_status()
     return path
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["many-reads", "one-read"])
-def test_pipelined_requests_are_answered_in_order(server: ServerProcess, at_once: bool) -> None:
+def test_pipelined_requests_are_answered_in_order(
+    server: ServerProcess, client: httpx.Client, at_once: bool
+) -> None:
     for number in range(ROUNDS):
-        path = create(server, f"order-{at_once}-{number}")
+        path = create(client, f"order-{at_once}-{number}")
         post = request("POST", path, KIND, "Content-Length: 1", body=b"a")
         get = request("GET", f"{path}?offset=-1")
         parts = [post, get, post, post, get]
@@ -54,9 +54,11 @@ def test_pipelined_requests_are_answered_in_order(server: ServerProcess, at_once
         assert [reply.body for reply in replies] == [b"", b"a", b"", b"", b"aaa"]
 
 
-def test_pipelined_appends_by_the_thousand_are_all_taken(server: ServerProcess) -> None:
+def test_pipelined_appends_by_the_thousand_are_all_taken(
+    server: ServerProcess, client: httpx.Client
+) -> None:
     """Reads that end inside of a head must not add up to one large head."""
-    path, count = create(server, "thousands"), 3000
+    path, count = create(client, "thousands"), 3000
     post = request("POST", path, KIND, "Content-Length: 1", body=b"x")
     with Wire(server.port) as wire:
         sender = threading.Thread(target=wire.send, args=(post * count,))
@@ -64,11 +66,13 @@ def test_pipelined_appends_by_the_thousand_are_all_taken(server: ServerProcess) 
         statuses = {wire.reply().status for _ in range(count)}
         sender.join()
     assert statuses == {204}
-    assert httpx.get(f"{server.url}{path}?offset=-1", trust_env=False).content == b"x" * count
+    assert client.get(f"{path}?offset=-1").content == b"x" * count
 
 
-def test_pipelining_client_is_bounded_in_memory(server: ServerProcess) -> None:
-    path, count = create(server, "greedy"), 4000
+def test_pipelining_client_is_bounded_in_memory(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    path, count = create(client, "greedy"), 4000
     post = request("POST", path, KIND, "Content-Length: 20000", body=b"x" * 20000)
     before = resident_mib(server)
     most = before
@@ -85,9 +89,9 @@ def test_pipelining_client_is_bounded_in_memory(server: ServerProcess) -> None:
 
 
 def test_time_out_of_a_half_sent_request_is_not_the_answer_to_another(
-    server: ServerProcess,
+    server: ServerProcess, client: httpx.Client
 ) -> None:
-    path = create(server, "waiting")
+    path = create(client, "waiting")
     with Wire(server.port) as wire:
         wire.send(request("GET", f"{path}?offset=now&live=long-poll"))
         wire.send(b"POST /v1/stream/waiting HTTP/1.1\r\nHo")
