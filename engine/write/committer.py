@@ -166,8 +166,8 @@ class Committer:
     def _start(self, stream: Stream) -> bool:
         if len(self._active) >= self._settings.commit.threads:
             return False
-        if self.trash.holds(stream.folder) and self._draining and not self.trash.is_working:
-            # The folder will not be free in this life; the WAL keeps what wants to go there.
+        if self.trash.has_given_up(stream.folder):
+            # The WAL keeps what wants to go there.
             self._forget(stream)
             self._unsaved[stream] = None
             return True

@@ -33,6 +33,7 @@ class Trash:
         self._pool = ThreadPoolExecutor(1, "trash")
         self._pending: dict[Stream, None] = {}
         self._folders: Counter[str] = Counter()
+        self._abandoned: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = asyncio.Event()
 
@@ -60,10 +61,9 @@ class Trash:
         self._tasks.discard(task)
         self._on_freed()
 
-    @property
-    def is_working(self) -> bool:
-        """Folders are being removed, or removal is tried again."""
-        return bool(self._tasks)
+    def has_given_up(self, folder: str) -> bool:
+        """The folder will not be free in this life."""
+        return folder in self._abandoned
 
     def begin_drain(self) -> None:
         """From now on few attempts are made: what is left is removed by the next start."""
@@ -91,6 +91,7 @@ class Trash:
             last_attempts += self._draining.is_set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), _RETRY_S)
+        self._abandoned.add(stream.folder)
 
     def _free(self, folder: str) -> None:
         self._folders[folder] -= 1
