@@ -164,6 +164,19 @@ def test_body_over_the_limit_is_refused_unread(
         assert wire.has_ended()
 
 
+def test_body_over_the_limit_can_be_sent_whole_and_its_refusal_read(
+    server: ServerProcess, canaries: dict[str, Canary]
+) -> None:
+    """Case 49: a client that sends before it reads would lose the answer with the connection."""
+    canary = canaries["text"]
+    body = b"a" * (BODY_BYTES + 8 * MIB)
+    headers = ["Content-Type: text/plain", f"Content-Length: {len(body)}"]
+    with canary.untouched(), Wire(server.port) as wire:
+        wire.send(request("POST", canary.path, *headers, body=body))
+        assert assert_refused(wire.reply(), 413) == "payload_too_large"
+        assert wire.has_ended()
+
+
 def test_body_in_chunks_over_the_limit_is_refused(
     server: ServerProcess, canaries: dict[str, Canary]
 ) -> None:

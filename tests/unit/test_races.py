@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from engine import errors
-from engine.settings import KIB, MIB, CommitSettings, EngineSettings, LimitSettings
+from engine.settings import KIB, MIB, CommitSettings, EngineSettings, LimitSettings, ReadSettings
 from engine.table.actions import encode_entry
 from tests.support.model import BYTES, INTERVAL_MS, SMALL, Lives, entries, entries_folder, until
 
@@ -126,6 +126,24 @@ async def test_read_under_way_is_told_that_the_stream_is_deleted(lives: Lives) -
     with pytest.raises(errors.StreamNotFound):
         await reading
     rename.open()
+
+
+async def test_readers_of_one_file_do_not_disturb_each_other(root: Path) -> None:
+    """Two threads on one ParquetFile ended the process with a segmentation fault."""
+    read = ReadSettings(chunk_bytes=4096, row_group_bytes=4096, cache_bytes=0, threads=4)
+    lives = Lives(root, EngineSettings(wal=SMALL.wal, commit=SMALL.commit, read=read))
+    await lives.start()
+    await lives.create("s")
+    record = b'"' + b"x" * 200 + b'"'
+    tail = (await lives.append("s", b"[" + b",".join([record] * 2000) + b"]")).tail
+    await lives.commit("s")
+    places = [tail - back for back in range(1, 2000, 13)] * 4
+    results = await asyncio.gather(*[lives.log.read("s", place) for place in places])
+    for place, result in zip(places, results, strict=True):
+        found = b",".join(result.pieces).split(b",")
+        assert set(found) == {record}
+        assert len(found) == result.end - place
+    await lives.bury()
 
 
 async def test_full_tails_are_committed_before_their_interval(root: Path) -> None:
