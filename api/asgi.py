@@ -38,6 +38,8 @@ PREFLIGHT: Final[Headers] = [
     (b"access-control-allow-headers", _ALLOWED_HEADERS),
     (b"access-control-max-age", b"86400"),
 ]
+NO_STORE: Final = (b"cache-control", b"no-store")
+BODILESS: Final = frozenset({204, 304})
 ALLOW: Final = (b"allow", _ALLOWED_METHODS)
 
 
@@ -51,9 +53,15 @@ class Exchange(NamedTuple):
     send: Send
 
 
+def with_length(status: int, headers: Headers, body: bytes) -> Headers:
+    """The headers with the length of the body, where a response of that status has one."""
+    if status in BODILESS:
+        return headers
+    return [*headers, (b"content-length", b"%d" % len(body))]
+
+
 async def respond(send: Send, status: int, headers: Headers, body: bytes = b"") -> None:
     """Send a whole response."""
-    if status not in (204, 304):
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    headers = with_length(status, headers, body)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

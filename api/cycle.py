@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from api.asgi import BODILESS, with_length
+
 if TYPE_CHECKING:
     from api.asgi import Headers, Message
-
-_BODILESS: Final = frozenset({204, 304})
 
 
 class DefaultHeaders:
@@ -49,8 +49,7 @@ def render_whole(
     status: int, headers: Headers, body: bytes, default_headers: Headers, *, keep_alive: bool
 ) -> bytes:
     """A whole response."""
-    if status not in _BODILESS:
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    headers = with_length(status, headers, body)
     return render_head(status, headers, default_headers, keep_alive=keep_alive) + body
 
 
@@ -105,7 +104,7 @@ class Cycle(RequestResponseCycle):
         scope = self.scope
         # HTTP/1.0 knows no chunks; there the end of the connection is the end of the body.
         self.chunked_encoding = (
-            status not in _BODILESS and scope["method"] != "HEAD" and scope["http_version"] != "1.0"
+            status not in BODILESS and scope["method"] != "HEAD" and scope["http_version"] != "1.0"
         )
         for name, value in headers:
             if name == b"content-length":

@@ -41,9 +41,6 @@ class Storage(Protocol):
     def forget_cached(self, path: str) -> None:
         """Let the next read of the file come from the medium, not from memory."""
 
-    def size(self, path: str) -> int:
-        """Bytes of the file."""
-
     def put_file(self, path: str, data: pa.Buffer) -> None:
         """Create a file nobody else knows the name of yet; durable only after sync_all."""
 
@@ -85,9 +82,6 @@ class Storage(Protocol):
 
     def close(self, descriptor: int) -> None:
         """Close the descriptor."""
-
-    def sync_folder(self, path: str) -> None:
-        """Make the names in a folder durable."""
 
     def sync_all(self) -> None:
         """Make everything written below the root durable."""
@@ -162,10 +156,6 @@ class LocalStorage:
             with contextlib.suppress(OSError):
                 target.unlink(missing_ok=True)
             raise
-
-    def size(self, path: str) -> int:
-        """Bytes of the file."""
-        return Path(self._prefix + path).stat().st_size
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there."""
@@ -253,10 +243,6 @@ class LocalStorage:
     def close(self, descriptor: int) -> None:
         """Close the descriptor."""
         os.close(descriptor)
-
-    def sync_folder(self, path: str) -> None:
-        """Make the names in a folder durable."""
-        self._sync_directory(Path(self._prefix + path))
 
     def sync_all(self) -> None:
         """One syncfs serves every commit since the last one."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from api.asgi import Headers, respond
+from api.asgi import NO_STORE, Headers, respond
 from api.chunk import chunk_headers, etag, join_pieces
 from api.protocol import SSE_TYPE
 from api.sse import render_control, render_data
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from api.routes.streams import StreamDialect
     from engine import Follower, Offset
 
-_NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_CACHE: Final = (b"cache-control", b"no-cache")
 _BASE64: Final = (b"stream-sse-data-encoding", b"base64")
 
@@ -80,7 +79,7 @@ async def long_poll(
         reply.append((b"etag", etag(result)))
         await respond(exchange.send, 200, reply, join_pieces(result))
     else:
-        reply.append(_NO_STORE)
+        reply.append(NO_STORE)
         await respond(exchange.send, 204, reply)
 
 

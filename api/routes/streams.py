@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from api.asgi import ALLOW, PREFLIGHT, Exchange, Headers, Receive, Scope, Send, respond
+from api.asgi import ALLOW, NO_STORE, PREFLIGHT, Exchange, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
 from api.chunk import CLOSED, chunk_headers, etag, join_pieces
 from api.errors import BadHeader, problem, render_error
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from engine import Clock, Log, ReadResult
     from engine.settings import LimitSettings
 
-_NO_STORE: Final = (b"cache-control", b"no-store")
 # A full chunk never changes. The last one does: it may be kept, but only used after asking (ETag).
 _CACHE_CHUNK: Final = (b"cache-control", b"public, max-age=60, stale-while-revalidate=300")
 _CACHE_TAIL: Final = (b"cache-control", b"no-cache")
@@ -197,7 +196,7 @@ class StreamDialect:
         reply: Headers = [
             (b"content-type", info.content_type.encode("ascii")),
             (b"stream-next-offset", format_wire(info.tail).encode()),
-            _NO_STORE,
+            NO_STORE,
         ]
         if info.ttl_seconds is not None:
             reply.append((b"stream-ttl", b"%d" % info.ttl_seconds))
@@ -230,7 +229,7 @@ class StreamDialect:
     async def _catch_up(self, exchange: Exchange, result: ReadResult, *, is_now: bool) -> None:
         reply = chunk_headers(result)
         if is_now:
-            reply.append(_NO_STORE)
+            reply.append(NO_STORE)
         else:
             tag = etag(result)
             reply.append((b"etag", tag))
