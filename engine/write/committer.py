@@ -16,6 +16,7 @@ import structlog
 
 from engine import metrics
 from engine.errors import BottomlessError, DataCorrupt, Fenced, TableDamaged
+from engine.format.offset import epoch_of
 from engine.table.checkpoint import write_checkpoint
 from engine.table.commit import Applied, CommitRequest, commit
 from engine.table.replay import load_state
@@ -112,10 +113,15 @@ class Committer:
 
     def lag_seconds(self) -> float:
         """Age of the oldest thing not yet committed."""
+        ages_ms = [0]
         oldest = next(iter(self._waiting), None)
-        if oldest is None or oldest.dirty_since_ms is None:
-            return 0.0
-        return max(0, self._clock.monotonic_ms() - oldest.dirty_since_ms) / 1000
+        if oldest is not None and oldest.dirty_since_ms is not None:
+            ages_ms.append(self._clock.monotonic_ms() - oldest.dirty_since_ms)
+        for stream in self._delayed:
+            # Attempts come and go; how long it waits is told by its oldest record.
+            batches = stream.buffer.batches()[:1]
+            ages_ms += [self._clock.now_ms() - epoch_of(batch.first) for batch in batches]
+        return max(ages_ms) / 1000
 
     async def drain(self, streams: list[Stream]) -> list[Stream]:
         """Commit everything now; returns the streams whose commit failed."""

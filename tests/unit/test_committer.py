@@ -10,7 +10,7 @@ import threading
 import polars as pl
 import pytest
 
-from engine import errors
+from engine import errors, metrics
 from engine.settings import CommitSettings, EngineSettings
 from engine.types import ProducerStamp
 from tests.support.model import (
@@ -288,3 +288,14 @@ async def test_committer_never_brings_a_deleted_stream_back(lives: Lives):
         with pytest.raises(errors.StreamNotFound):
             lives.log.head("s")
     assert (await lives.create("s")).created
+
+
+async def test_committer_tells_the_lag_of_a_stream_whose_commit_fails(lives: Lives):
+    await lives.create("bad")
+    lives.storage.fail("put_if_absent", times=1000, path="bad/")
+    await lives.append("bad", b"1")
+    lives.clock.advance(INTERVAL_MS)
+    await until(lambda: lives.storage.calls["put_if_absent"] == 1)
+    lives.clock.advance(60_000)
+    lag = "bottomless_commit_lag_seconds"
+    await until(lambda: metrics.REGISTRY.get_sample_value(lag) >= 60, "the lag")
