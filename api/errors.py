@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from engine import Offset, format_wire
-from engine.errors import InvalidRequest, SequenceGap, StaleEpoch, StreamClosed, Unavailable
+from engine.errors import (
+    InvalidRequest,
+    OffsetTrimmed,
+    SequenceGap,
+    StaleEpoch,
+    StreamClosed,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from api.asgi import Headers
@@ -32,6 +39,7 @@ STATUS: Final[dict[str, int]] = {
     "sequence_gap": 409,
     "sequence_regressed": 409,
     "stream_closed": 409,
+    "change_lost": 409,
     "not_found": 404,
     "stream_not_found": 404,
     "gone": 410,
@@ -95,6 +103,9 @@ def render_error(error: BottomlessError) -> tuple[int, Headers, bytes]:
     elif isinstance(error, SequenceGap):
         headers.append((b"producer-expected-seq", b"%d" % error.expected))
         headers.append((b"producer-received-seq", b"%d" % error.received))
+    elif isinstance(error, OffsetTrimmed):
+        earliest = format_wire(Offset(error.earliest))
+        headers.append((b"stream-earliest-offset", earliest.encode()))
     elif isinstance(error, StaleEpoch):
         headers.append((b"producer-epoch", b"%d" % error.current))
     if error.code in _PRIVATE:

@@ -21,9 +21,12 @@ from engine.settings import (
     KIB,
     MIB,
     CommitSettings,
+    CompactSettings,
     EngineSettings,
     LimitSettings,
+    MaintainSettings,
     ReadSettings,
+    RetainSettings,
     Section,
     WalSettings,
 )
@@ -93,6 +96,9 @@ class Settings(BaseSettings):
     commit: CommitSettings = CommitSettings()
     read: ReadSettings = ReadSettings()
     limits: LimitSettings = LimitSettings()
+    compact: CompactSettings = CompactSettings()
+    retain: RetainSettings = RetainSettings()
+    maintain: MaintainSettings = MaintainSettings()
     logging: LoggingSettings = LoggingSettings()
 
     @model_validator(mode="after")

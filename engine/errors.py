@@ -14,7 +14,8 @@ BottomlessError                     code, hint, details
 │   ├── ContentTypeMismatch
 │   ├── SequenceGap
 │   ├── SequenceRegressed
-│   └── StreamClosed
+│   ├── StreamClosed
+│   └── ChangeLost
 ├── NotFound
 │   └── StreamNotFound
 ├── Gone
@@ -150,6 +151,12 @@ class StreamClosed(Conflict):
         self.tail = tail
 
 
+class ChangeLost(Conflict):
+    """A job's change to a table came too late: another one has replaced its input files."""
+
+    code = "change_lost"
+
+
 class NotFound(BottomlessError):
     """There is no such thing."""
 
@@ -178,6 +185,15 @@ class OffsetTrimmed(Gone):
     """The offset is older than the retained data."""
 
     code = "offset_trimmed"
+
+    def __init__(self, earliest: int) -> None:
+        digits = f"{earliest:032d}"
+        super().__init__(
+            "the offset is older than what is retained",
+            hint=f"Read from {digits[:16]}_{digits[16:]}, or from -1: both begin with the oldest"
+            " record there is.",
+        )
+        self.earliest = earliest
 
 
 class Fenced(BottomlessError):

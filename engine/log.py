@@ -243,6 +243,8 @@ class Log:
         stream.accessed_ms = self._clock.monotonic_ms()
         self._registry.add(stream)
         self._registry.settle(stream.name, stream)
+        if stream.source is not None:
+            self._tell_held(stream.source)
 
     def appended(self, stream: Stream, batch: Batch | None) -> None:
         """A stream has grown or was closed."""
@@ -264,11 +266,18 @@ class Log:
         for victim in gone:
             self._committer.discard(victim)
             victim.wake()
+            if victim.source is not None and not victim.source.gone:
+                self._tell_held(victim.source)
         if not gone:
             self._committer.changed(stream, payload_bytes=0, records=0)
             stream.wake()
 
     # Inside.
+
+    def _tell_held(self, source: Stream) -> None:
+        """The source's table says what forks need of it: retention looks there."""
+        source.state_changed = True
+        self._committer.changed(source, payload_bytes=0, records=0)
 
     def _is_absent(self, name: StreamName) -> bool:
         stream = self._registry.soon(name)

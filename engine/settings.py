@@ -86,6 +86,45 @@ class LimitSettings(Section):
     """Most streams (429 above it)."""
 
 
+class CompactSettings(Section):
+    """How the compact job joins small files. Also per stream, in conf/streams.toml."""
+
+    target_file_bytes: int = Field(default=128 * MIB, ge=4 * KIB, le=8 * GIB)
+    """Files are joined until they have about this size; one of half of it is left alone."""
+    files_min: int = Field(default=8, ge=2, le=100_000)
+    """Fewer neighbours than this are not worth a rewrite."""
+    rows_max: int = Field(default=20_000_000, ge=100)
+    """Most rows of one file."""
+    settle_seconds: int = Field(default=10, ge=0)
+    """Files of the last so many seconds are left alone."""
+    round_bytes: int = Field(default=2 * GIB, ge=1 * MIB)
+    """Most bytes of one rewrite; more is done in several rounds, each with a commit of its own."""
+
+
+class RetainSettings(Section):
+    """What the retain job keeps. Also per stream, in conf/streams.toml."""
+
+    age_seconds: int = Field(default=0, ge=0)
+    """Records older than this are trimmed; 0 keeps them for ever."""
+    bytes: int = Field(default=0, ge=0)
+    """The oldest files are trimmed while a stream's table is larger than this; 0 for no bound."""
+    records: int = Field(default=0, ge=0)
+    """The oldest files are trimmed while more records than this would stay; 0 for no bound."""
+    vacuum_hours: int = Field(default=168, ge=0, le=168)
+    """Replaced and trimmed files are removed from the disk after this time."""
+
+
+class MaintainSettings(Section):
+    """When the maintain job does what."""
+
+    interval_seconds: int = Field(default=60, ge=1)
+    """It looks at every stream this often."""
+    index_commits: int = Field(default=1000, ge=1)
+    """A stream's index is made anew after so many commits."""
+    retain_interval_seconds: int = Field(default=3600, ge=1)
+    """Retention and vacuum run this often for each stream."""
+
+
 class EngineSettings(Section):
     """All of the engine's settings."""
 

@@ -50,6 +50,9 @@ class Storage(Protocol):
     def names(self, path: str) -> list[str]:
         """Names in a folder, sorted; empty where there is no such folder."""
 
+    def sizes(self, path: str) -> list[tuple[str, int, int]]:
+        """Files in a folder: name, bytes, time of the last change (ms)."""
+
     def make_folder(self, path: str) -> None:
         """Create the folder and its parents."""
 
@@ -167,6 +170,15 @@ class LocalStorage:
             return sorted(entry.name for entry in os.scandir(self._prefix + path))
         except FileNotFoundError:
             return []
+
+    def sizes(self, path: str) -> list[tuple[str, int, int]]:
+        """Files in a folder; one that goes meanwhile is left out."""
+        found = []
+        for name in self.names(path):
+            with contextlib.suppress(FileNotFoundError):
+                status = Path(f"{self._prefix}{path}/{name}").stat()
+                found.append((name, status.st_size, status.st_mtime_ns // 1_000_000))
+        return found
 
     def make_folder(self, path: str) -> None:
         """Create the folder and its parents."""

@@ -22,7 +22,9 @@ SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TESTS = [path for path in TESTS if "node_modules" not in path.parts]
 # Modules that are started, not imported.
-ENTRY_POINTS = {"bottomless.cli"}
+ENTRY_POINTS = {"bottomless.cli"} | {
+    f"jobs.{path.stem}" for path in (ROOT / "jobs").glob("*.py") if path.stem != "__init__"
+}
 
 
 def name_of(path: Path) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from api.asgi import Exchange, Receive, Send
     from api.routes.streams import StreamDialect
-    from engine import Follower, Offset
+    from engine import Follower, Offset, ReadResult
 
 _NO_CACHE: Final = (b"cache-control", b"no-cache")
 _BASE64: Final = (b"stream-sse-data-encoding", b"base64")
@@ -92,13 +92,15 @@ async def follow_by_sse(
         dialect.log.follow(exchange.name, "sse") as follower,
         watch_client(exchange.receive, follower) as peer,
     ):
+        # Before the status is sent: an offset that is not retained any more is a 410, not an end.
+        result = await follower.read(position)
         headers: Headers = [(b"content-type", SSE_TYPE), _NO_CACHE]
         if payload_kind(follower.info.content_type) is PayloadKind.BYTES:
             headers.append(_BASE64)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         # A stream that is deleted while it is read ends here like any other.
         with contextlib.suppress(BottomlessError):
-            await _send_events(dialect, follower, peer, position, cursor, send)
+            await _send_events(dialect, follower, peer, result, cursor, send)
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -106,7 +108,7 @@ async def _send_events(
     dialect: StreamDialect,
     follower: Follower,
     peer: Client,
-    position: Offset,
+    result: ReadResult,
     cursor: str | None,
     send: Send,
 ) -> None:
@@ -114,11 +116,10 @@ async def _send_events(
     ends_at = loop.time() + dialect.http.sse_lifetime_ms / 1000
     control_is_due = True
     while not peer.is_gone and not follower.is_gone:
-        result = await follower.read(position)
         if result.pieces or result.closed or control_is_due:
-            position, control_is_due = result.end, False
+            control_is_due = False
             control = render_control(
-                position,
+                result.end,
                 cursor=dialect.cursor(cursor),
                 up_to_date=result.up_to_date,
                 closed=result.closed,
@@ -128,6 +129,7 @@ async def _send_events(
             await send({"type": "http.response.body", "body": events, "more_body": True})
             if result.closed:
                 return
+            result = await follower.read(result.end)
             continue
         remaining_ms = int((ends_at - loop.time()) * 1000)
         if remaining_ms <= 0:
@@ -136,3 +138,4 @@ async def _send_events(
             if dialect.log.is_stopping:
                 return
             control_is_due = True
+        result = await follower.read(result.end)

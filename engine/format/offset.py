@@ -15,6 +15,7 @@ from engine.errors import BadOffset
 from engine.types import Offset
 
 COUNTER_BASE: Final = 10**16
+DAY_MS: Final = 86_400_000
 OFFSET_DIGITS: Final = 32
 START: Final = Offset(0)
 """The position before every record."""
@@ -37,6 +38,11 @@ def epoch_of(offset: Offset) -> int:
 def counter_of(offset: Offset) -> int:
     """The place within the epoch: the second half."""
     return offset % COUNTER_BASE
+
+
+def flush_date(offset: Offset) -> str:
+    """The day of the flush (UTC), as the partition column writes it."""
+    return str(np.datetime64(epoch_of(offset) // DAY_MS, "D"))
 
 
 def format_stored(offset: Offset) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from engine.format.offset import START
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
 class OffsetIndex:
     """Files in offset order. Files of a stream never overlap."""
 
-    __slots__ = ("_files", "_lasts", "rows")
+    __slots__ = ("_files", "_lasts", "rows", "trimmed")
 
-    def __init__(self, files: Iterable[DataFile] = ()) -> None:
+    def __init__(self, files: Iterable[DataFile] = (), *, trimmed: Offset = START) -> None:
+        self.trimmed = trimmed
+        """Up to here retention has removed the records."""
         self._files = sorted(files, key=lambda file: file.first)
         self._lasts = [file.last for file in self._files]
         self.rows = sum(file.rows for file in self._files)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from engine import metrics
-from engine.errors import StreamNotFound, TableDamaged
+from engine.errors import OffsetTrimmed, StreamNotFound, TableDamaged
+from engine.format.offset import START
 from engine.index.files import OffsetIndex
 from engine.read.rowgroups import RowGroups
-from engine.table.replay import load_state
+from engine.table.actions import EPOCH_APP
+from engine.table.replay import load_state, newer_entries
 from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ReadResult
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 _ENDLESS: Final = Offset(10**32)
 _INDEX_RELOADS_MAX: Final = 3
+# Jobs rewrite and trim tables. A stream that grows learns of it with its next commit; one that is
+# only read looks for it this often.
+_LOOK_INTERVAL_MS: Final = 1000
 _SECONDS_TAIL: Final = metrics.read_seconds.labels(source="tail")
 _SECONDS_TABLE: Final = metrics.read_seconds.labels(source="table")
 
@@ -46,6 +51,7 @@ def lineage(stream: Stream) -> list[tuple[Stream, Offset]]:
 class Chunk:
     """A read in progress."""
 
+    start: Offset
     position: Offset
     bytes_max: int
     size: int = 0
@@ -56,6 +62,15 @@ class Chunk:
     def room(self) -> int:
         """Bytes that still fit."""
         return self.bytes_max - self.size
+
+    def skip_trimmed(self, trimmed: Offset) -> None:
+        """Records up to ``trimmed`` are gone: fine for who reads from the start, and only then."""
+        if self.pieces:
+            self.is_full = True
+        elif self.start == START:
+            self.start = self.position = trimmed
+        else:
+            raise OffsetTrimmed(trimmed)
 
     def take(self, piece: bytes | memoryview, position: Offset) -> None:
         """Add joined records up to ``position``."""
@@ -112,7 +127,7 @@ class Reader:
         """One chunk after ``position``; at least one record if there is any."""
         begun_s = self._clock.monotonic_s()
         is_fresh = position >= stream.committed
-        chunk = Chunk(position, bytes_max)
+        chunk = Chunk(position, position, bytes_max)
         for part, limit in lineage(stream):
             await self._read_part(part, limit, chunk)
             if chunk.is_full:
@@ -128,7 +143,7 @@ class Reader:
             stream_id=stream.id,
             content_type=stream.meta.content_type,
             kind=stream.kind,
-            start=position,
+            start=chunk.start,
             end=max(chunk.position, stream.tail) if reached else chunk.position,
             pieces=tuple(chunk.pieces),
             up_to_date=reached,
@@ -154,6 +169,9 @@ class Reader:
     ) -> list[tuple[bytes, Offset]]:
         """Records after ``position`` up to the next append, within one row group or batch."""
         if position < stream.committed:
+            trimmed = (await self._index(stream)).trimmed
+            if position < min(trimmed, limit):
+                raise OffsetTrimmed(trimmed)
             found = await self._next_run(stream, position)
             if found is not None:
                 run, path, row_group = found
@@ -178,6 +196,10 @@ class Reader:
         """Records of one stream of the lineage, up to ``limit``."""
         while not chunk.is_full and chunk.position < min(limit, stream.tail):
             if chunk.position < stream.committed:
+                trimmed = min(limit, (await self._index(stream)).trimmed)
+                if chunk.position < trimmed:
+                    chunk.skip_trimmed(trimmed)
+                    continue
                 found = await self._next_run(stream, chunk.position)
                 if found is not None:
                     if not chunk.take_run(found[0], limit):
@@ -194,7 +216,7 @@ class Reader:
     async def _next_run(self, stream: Stream, position: Offset) -> tuple[Run, str, int] | None:
         """The row group that holds the first committed record after ``position``."""
         for _ in range(_INDEX_RELOADS_MAX):
-            index = stream.index or await self._load_index(stream)
+            index = await self._index(stream)
             files = index.after(position, count_max=1)
             if not files:
                 return None
@@ -210,6 +232,30 @@ class Reader:
             else:
                 return run, path, row_group
         raise TableDamaged(f"a file of {stream.name} is missing")
+
+    async def _index(self, stream: Stream) -> OffsetIndex:
+        """The stream's index, no older than the last look for what jobs have changed."""
+        table = stream.table
+        if table is None or stream.index is None:
+            return await self._load_index(stream)
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - stream.looked_ms >= _LOOK_INTERVAL_MS and not stream.is_committing:
+            stream.looked_ms = now_ms
+            version = table.version
+            newer = await self._row_groups.on_thread(
+                newer_entries, self._storage, stream.folder, version
+            )
+            is_same = stream.table is table and table.version == version
+            if newer and is_same and not stream.is_committing:
+                for entry in newer:
+                    if EPOCH_APP in entry.txns:
+                        # An append of somebody else: the committer has to judge that.
+                        break
+                    version += 1
+                    table.apply(entry, version)
+                    stream.version = version
+                    stream.index = None
+        return stream.index or await self._load_index(stream)
 
     async def _load_index(self, stream: Stream) -> OffsetIndex:
         """Build the index from the table's log, as new as the newest commit."""
@@ -229,7 +275,10 @@ class Reader:
                     continue
                 if stream.table is None and not stream.is_committing:
                     stream.table = state
-            stream.index = OffsetIndex(() if state is None else state.files.values())
+            if state is None:
+                stream.index = OffsetIndex()
+            else:
+                stream.index = OffsetIndex(state.files.values(), trimmed=state.trimmed)
         if stream.index is None:
             raise TableDamaged(f"the table of {stream.name} lost versions it had")
         return stream.index

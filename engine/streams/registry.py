@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.format.offset import START
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -70,6 +72,7 @@ class Registry:
             self.mortal.add(stream)
         if stream.source is not None:
             stream.source.forks += 1
+            stream.source.held = max(stream.source.held, stream.fork_offset)
 
     def remove(self, stream: Stream) -> list[Stream]:
         """Delete a stream; returns those that are really gone (none, it, or it and its sources)."""
@@ -85,6 +88,9 @@ class Registry:
             source = victim.source
             if source is not None:
                 source.forks -= 1
+                if source.forks == 0:
+                    source.held = START
+                    source.state_changed = True
             victim = source if source and source.soft_deleted and source.forks == 0 else None
         return gone
 

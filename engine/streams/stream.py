@@ -48,6 +48,8 @@ class Stream:
         self.fork_offset = parse_offset(meta.fork_offset) if meta.fork_offset else START
         self.forks = 0
         self.forks_pending = 0
+        self.held = START
+        """Up to here forks read its records; told to the table, for retention to leave them."""
 
         # Durable and visible.
         self.tail = START
@@ -74,6 +76,8 @@ class Stream:
         self.durable_version = NO_VERSION
         """The version known to have survived a sync: the mark recovery insists on (F1)."""
         self.version = NO_VERSION
+        self.looked_ms = accessed_ms
+        """When the table was last looked at for changes that jobs have made."""
         self.state_changed = False
         self.producers_changed: set[str] = set()
         self.dirty_since_ms: int | None = None

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import orjson
 
-from engine.format.offset import format_stored, parse_offset
+from engine.format.offset import epoch_of, flush_date, format_stored, parse_offset
+from engine.table.schema import PARTITION_COLUMN
 
 if TYPE_CHECKING:
     from engine.types import Offset
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 OWNER_APP: Final = "bottomless:owner"
 EPOCH_APP: Final = "bottomless:epoch"
 COUNTER_APP: Final = "bottomless:counter"
+RECORDS_APP: Final = "bottomless:records"
+TRIMMED_EPOCH_APP: Final = "bottomless:trimmed-epoch"
+TRIMMED_COUNTER_APP: Final = "bottomless:trimmed-counter"
+TRIMMED_RECORDS_APP: Final = "bottomless:trimmed-records"
+CHANGE_APP: Final = "bottomless:change"
+REWRITTEN_APP: Final = "bottomless:rewritten-records"
+HELD_EPOCH_APP: Final = "bottomless:held-epoch"
+HELD_COUNTER_APP: Final = "bottomless:held-counter"
 ACCESSED_APP: Final = "bottomless:accessed"
 PRODUCER_APP: Final = "bottomless:producer:"
 
@@ -34,7 +43,11 @@ class DataFile:
     first: Offset
     last: Offset
     rows: int
-    partition: str = ""
+
+    @property
+    def partition(self) -> str:
+        """The day all of its records were flushed."""
+        return flush_date(self.first)
 
 
 @dataclass(slots=True)
@@ -42,7 +55,8 @@ class LogEntry:
     """What one version of the table says."""
 
     adds: list[DataFile] = field(default_factory=list)
-    removes: list[str] = field(default_factory=list)
+    removes: dict[str, int] = field(default_factory=dict)
+    """Paths, with the time (ms) at which each was removed."""
     txns: dict[str, int] = field(default_factory=dict)
     configuration: dict[str, str] | None = None
 
@@ -65,6 +79,7 @@ class _Add(msgspec.Struct):
 
 class _Remove(msgspec.Struct):
     path: str
+    deletionTimestamp: int | None = None
 
 
 class _Txn(msgspec.Struct):
@@ -107,8 +122,9 @@ def data_file(path: str, size: int, stats: str | None) -> DataFile:
     return DataFile(path, size, parse_offset(first), parse_offset(last), values.numRecords)
 
 
-def encode_add(file: DataFile, *, epoch_first: int, epoch_last: int, data_change: bool) -> bytes:
+def encode_add(file: DataFile, *, data_change: bool) -> bytes:
     """An add action with the statistics that let every reader skip files."""
+    epoch_first, epoch_last = epoch_of(file.first), epoch_of(file.last)
     stats = {
         "numRecords": file.rows,
         "minValues": {
@@ -123,13 +139,26 @@ def encode_add(file: DataFile, *, epoch_first: int, epoch_last: int, data_change
     }
     add = {
         "path": file.path,
-        "partitionValues": {"flush_date": file.partition},
+        "partitionValues": {PARTITION_COLUMN: file.partition},
         "size": file.size,
         "modificationTime": epoch_last,
         "dataChange": data_change,
         "stats": orjson.dumps(stats).decode(),
     }
     return orjson.dumps({"add": add})
+
+
+def encode_remove(file: DataFile, *, deleted_at_ms: int, data_change: bool) -> bytes:
+    """A remove action; the file itself stays until it is vacuumed."""
+    remove = {
+        "path": file.path,
+        "deletionTimestamp": deleted_at_ms,
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": {PARTITION_COLUMN: file.partition},
+        "size": file.size,
+    }
+    return orjson.dumps({"remove": remove})
 
 
 def encode_txn(app_id: str, version: int) -> bytes:
@@ -176,7 +205,7 @@ def _collect(entry: LogEntry, line: _Line) -> None:
     if line.add is not None:
         entry.adds.append(data_file(line.add.path, line.add.size, line.add.stats))
     if line.remove is not None:
-        entry.removes.append(line.remove.path)
+        entry.removes[line.remove.path] = line.remove.deletionTimestamp or 0
     if line.txn is not None:
         entry.txns[line.txn.appId] = line.txn.version
     if line.metaData is not None:

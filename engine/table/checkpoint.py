@@ -56,25 +56,46 @@ def drop_torn_checkpoints(
     """
     for version in versions:
         if version > version_last or _try_checkpoint(storage, folder, version) is None:
-            storage.remove(f"{folder}/{LOG_FOLDER}/_last_checkpoint")
+            storage.remove(_hint_path(folder))
             storage.remove(_checkpoint_path(folder, version))
 
 
 def drop_dangling_hint(storage: Storage, folder: str) -> None:
     """Remove a _last_checkpoint that names no checkpoint: other readers fail on it."""
-    path = f"{folder}/{LOG_FOLDER}/_last_checkpoint"
+    path = _hint_path(folder)
     if not storage.exists(path):
         return
-    try:
-        version = msgspec.json.decode(storage.read(path), type=_Hint).version
-    except msgspec.DecodeError:
-        version = -1
-    if not storage.exists(_checkpoint_path(folder, version)):
+    if not storage.exists(_checkpoint_path(folder, checkpoint_hint(storage, folder))):
         storage.remove(path)
+
+
+def checkpoint_hint(storage: Storage, folder: str) -> int:
+    """The version that _last_checkpoint names; -1 where it names none."""
+    try:
+        return msgspec.json.decode(storage.read(_hint_path(folder)), type=_Hint).version
+    except (FileNotFoundError, msgspec.DecodeError):
+        return -1
+
+
+def checkpoint_tombstones(storage: Storage, folder: str, version: int) -> dict[str, int] | None:
+    """Removed files that a checkpoint remembers, with the time (ms); None if it is unreadable."""
+    try:
+        data = storage.read(_checkpoint_path(folder, version))
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            table = file.read(columns=["remove.path", "remove.deletionTimestamp"])
+    except (pa.ArrowException, OSError):
+        return None
+    if "remove" not in table.column_names:
+        return {}
+    return {row["path"]: row["deletionTimestamp"] or 0 for row in _present(table, "remove")}
 
 
 class _Hint(msgspec.Struct):
     version: int
+
+
+def _hint_path(folder: str) -> str:
+    return f"{folder}/{LOG_FOLDER}/_last_checkpoint"
 
 
 def _checkpoint_path(folder: str, version: int) -> str:

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
 from engine.errors import CommitUnknown, OwnershipLost, StorageUnavailable
-from engine.format.offset import counter_of, epoch_of
+from engine.format.offset import DAY_MS, counter_of, epoch_of, flush_date
 from engine.table.actions import (
     COUNTER_APP,
     EPOCH_APP,
     OWNER_APP,
+    RECORDS_APP,
     DataFile,
     EntryDamaged,
     LogEntry,
@@ -30,7 +30,7 @@ from engine.table.actions import (
     encode_entry,
     encode_txn,
 )
-from engine.table.parquet import DAY_MS, encode_batches
+from engine.table.parquet import encode_batches
 from engine.table.replay import entry_path
 from engine.table.schema import LOG_FOLDER, PARTITION_COLUMN, PROTOCOL, delta_schema, table_id
 from engine.table.state import NO_VERSION, TableState
@@ -74,7 +74,7 @@ def commit(storage: Storage, folder: str, state: TableState, request: CommitRequ
         if state.version == NO_VERSION:
             storage.make_folder(f"{folder}/{LOG_FOLDER}")
         files = _write_files(storage, folder, request)
-        return _put_entry(storage, folder, state.version + 1, request, files)
+        return _put_entry(storage, folder, state, request, files)
     except (OSError, pa.ArrowException) as error:
         raise StorageUnavailable(f"the commit to {folder} failed: {error}") from error
 
@@ -82,10 +82,10 @@ def commit(storage: Storage, folder: str, state: TableState, request: CommitRequ
 def _write_files(storage: Storage, folder: str, request: CommitRequest) -> list[DataFile]:
     files = []
     by_day = groupby(request.batches, key=lambda batch: epoch_of(batch.first) // DAY_MS)
-    for index, (day, batches_of_day) in enumerate(by_day):
+    for index, (_, batches_of_day) in enumerate(by_day):
         batches = list(batches_of_day)
-        partition = str(np.datetime64(day, "D"))
-        path = f"{PARTITION_COLUMN}={partition}/part-{request.file_token}-{index}.parquet"
+        partition = f"{PARTITION_COLUMN}={flush_date(batches[0].first)}"
+        path = f"{partition}/part-{request.file_token}-{index}.parquet"
         data = encode_batches(batches, request.kind, row_group_bytes=request.row_group_bytes)
         storage.put_file(f"{folder}/{path}", data)
         files.append(
@@ -95,7 +95,6 @@ def _write_files(storage: Storage, folder: str, request: CommitRequest) -> list[
                 batches[0].first,
                 batches[-1].last,
                 sum(batch.count for batch in batches),
-                partition,
             )
         )
     return files
@@ -104,11 +103,13 @@ def _write_files(storage: Storage, folder: str, request: CommitRequest) -> list[
 def _put_entry(
     storage: Storage,
     folder: str,
-    version: int,
+    state: TableState,
     request: CommitRequest,
     files: list[DataFile],
 ) -> Applied:
-    ours = LogEntry(files, [], _txns(request), request.configuration)
+    version = state.version + 1
+    records = state.records + sum(file.rows for file in files)
+    ours = LogEntry(files, {}, _txns(request, records), request.configuration)
     assert version or request.configuration, "the first commit carries the stream's properties"
     lines = _lines(request, ours, first=version == 0)
     data = encode_entry(lines, operation="WRITE", timestamp_ms=request.now_ms)
@@ -128,11 +129,12 @@ def _put_entry(
     raise CommitUnknown(f"{_ATTEMPTS_MAX} versions of {folder} were taken by others")
 
 
-def _txns(request: CommitRequest) -> dict[str, int]:
+def _txns(request: CommitRequest, records: int) -> dict[str, int]:
     return {
         OWNER_APP: request.owner,
         EPOCH_APP: epoch_of(request.tail),
         COUNTER_APP: counter_of(request.tail),
+        RECORDS_APP: records,
         **request.txns,
     }
 
@@ -159,15 +161,7 @@ def _lines(request: CommitRequest, entry: LogEntry, *, first: bool) -> list[byte
     if entry.configuration is not None:
         lines.append(_metadata(request, entry.configuration))
     lines += [encode_txn(app_id, number) for app_id, number in entry.txns.items()]
-    lines += [
-        encode_add(
-            file,
-            epoch_first=epoch_of(file.first),
-            epoch_last=epoch_of(file.last),
-            data_change=True,
-        )
-        for file in entry.adds
-    ]
+    lines += [encode_add(file, data_change=True) for file in entry.adds]
     return lines
 
 

@@ -15,7 +15,6 @@ from engine.format.run import Run
 from engine.table.schema import arrow_schema, data_type
 from engine.types import PayloadKind
 
-DAY_MS: Final = 86_400_000
 _COMPRESSION: Final = "zstd"
 _COMPRESSION_LEVEL: Final = 1
 _READ_COLUMNS: Final = ["offset", "data"]

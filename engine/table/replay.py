@@ -14,10 +14,12 @@ import pyarrow as pa
 from engine.errors import TableDamaged
 from engine.table.actions import EntryDamaged, LogEntry, decode_entry
 from engine.table.checkpoint import (
+    checkpoint_hint,
     drop_dangling_hint,
     drop_torn_checkpoints,
     load_checkpoint,
 )
+from engine.table.companion import drop_indexes_above, load_index
 from engine.table.parquet import open_file
 from engine.table.schema import LOG_FOLDER
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _ENTRY_NAME: Final = re.compile(r"([0-9]{20})\.json", re.ASCII)
 _CHECKPOINT_NAME: Final = re.compile(r"([0-9]{20})\.checkpoint\.parquet", re.ASCII)
 _ASIDE_FOLDER: Final = "_aside"
+# Reading more entries than this one by one takes longer than a listing and a checkpoint.
+_INDEX_LAG_MAX: Final = 1000
 
 
 def entry_path(folder: str, version: int) -> str:
@@ -38,7 +42,12 @@ def entry_path(folder: str, version: int) -> str:
 
 def load_state(storage: Storage, folder: str) -> TableState:
     """The newest version; TableDamaged where an entry cannot be read. Changes nothing."""
-    listing = _list(storage, folder)
+    return _load_by_index(storage, folder) or replay_log(storage, folder)
+
+
+def replay_log(storage: Storage, folder: str) -> TableState:
+    """The newest version from checkpoint and entries alone."""
+    listing = list_log(storage, folder)
     state = load_checkpoint(storage, folder, listing.checkpoints, version_max=None)
     for version in listing.entries:
         if version > state.version:
@@ -49,6 +58,43 @@ def load_state(storage: Storage, folder: str) -> TableState:
     return state
 
 
+def _load_by_index(storage: Storage, folder: str) -> TableState | None:
+    """Index and the few entries after it, without a listing; None where the log must be read."""
+    state = load_index(storage, folder, version_max=None)
+    if state is None:
+        return None
+    indexed, hinted = state.version, checkpoint_hint(storage, folder)
+    if hinted - indexed > _INDEX_LAG_MAX:
+        return None
+    for entry in newer_entries(storage, folder, indexed):
+        state.apply(entry, state.version + 1)
+    # The entry of the index's own version is there: then clean-up has not reached those after it,
+    # and the first that is missing is the end of the log.
+    is_whole = state.version >= hinted and storage.exists(entry_path(folder, indexed))
+    return state if is_whole else None
+
+
+def read_log_entry(storage: Storage, folder: str, version: int) -> LogEntry | None:
+    """One entry; None where it is gone or damaged."""
+    try:
+        return decode_entry(storage.read(entry_path(folder, version)))
+    except (FileNotFoundError, EntryDamaged):
+        return None
+
+
+def newer_entries(storage: Storage, folder: str, version: int) -> list[LogEntry]:
+    """Entries after ``version``, in order, without listing the log."""
+    entries: list[LogEntry] = []
+    while True:
+        try:
+            data = storage.read(entry_path(folder, version + 1 + len(entries)))
+            entries.append(decode_entry(data))
+        except FileNotFoundError:
+            return entries
+        except EntryDamaged as error:
+            raise _damaged(folder, version + 1 + len(entries), str(error)) from error
+
+
 def recover_state(storage: Storage, folder: str, *, durable_version: int) -> TableState:
     """The newest version that a power cut has left whole; only for start-up.
 
@@ -57,8 +103,11 @@ def recover_state(storage: Storage, folder: str, *, durable_version: int) -> Tab
     committed again. Checkpoints above it are not trusted, for the files they name may be torn;
     without an older one they have to do.
     """
-    listing = _list(storage, folder)
+    listing = list_log(storage, folder)
     state = load_checkpoint(storage, folder, listing.checkpoints, version_max=durable_version)
+    indexed = load_index(storage, folder, version_max=durable_version)
+    if indexed is not None and indexed.version > state.version:
+        state = indexed
     if listing.entries and listing.entries[0] > state.version + 1:
         state = load_checkpoint(storage, folder, listing.checkpoints, version_max=None)
     versions = [version for version in listing.entries if version > state.version]
@@ -76,6 +125,7 @@ def recover_state(storage: Storage, folder: str, *, durable_version: int) -> Tab
     unsure = [version for version in listing.checkpoints if version > durable_version]
     drop_torn_checkpoints(storage, folder, unsure, state.version)
     drop_dangling_hint(storage, folder)
+    drop_indexes_above(storage, folder, state.version)
     return state
 
 
@@ -87,7 +137,8 @@ class Listing:
     checkpoints: list[int]
 
 
-def _list(storage: Storage, folder: str) -> Listing:
+def list_log(storage: Storage, folder: str) -> Listing:
+    """The versions of a table's log."""
     names = storage.names(f"{folder}/{LOG_FOLDER}")
     return Listing(
         sorted(int(match[1]) for name in names if (match := _ENTRY_NAME.fullmatch(name))),

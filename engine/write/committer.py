@@ -218,10 +218,11 @@ class Committer:
             stream.state_changed |= state_changed
             self._failed(stream, error)
         else:
+            before = stream.version
             self._committed(stream, request, state, applied)
             metrics.commit_seconds.observe(self._clock.monotonic_s() - begun_s)
             if not stream.gone:
-                await self._checkpoint(stream)
+                await self._checkpoint(stream, before)
         stream.is_committing = False
         if stream.gone:
             self.trash.empty(stream)
@@ -305,8 +306,10 @@ class Committer:
             stream.dirty_since_ms = self._clock.monotonic_ms()
             self._delayed[stream] = stream.dirty_since_ms + _RETRY_MS
 
-    async def _checkpoint(self, stream: Stream) -> None:
-        if stream.version == 0 or stream.version % self._settings.commit.checkpoint_every:
+    async def _checkpoint(self, stream: Stream, before: int) -> None:
+        # A rewrite of a job may have taken the very version at which one is due.
+        every = self._settings.commit.checkpoint_every
+        if max(0, before) // every == stream.version // every:
             return
         loop = asyncio.get_running_loop()
         try:

@@ -245,6 +245,8 @@ class Recovery:
         if source_id is not None and source is None:
             stream.fault = TableDamaged(f"the source of the fork {stream.name} is missing")
         self._found.registry.add(stream)
+        if source is not None:
+            source.state_changed = True
 
     def _replay_append(
         self, stream: Stream, entry: AppendEntry, frame: Frame, *, is_new: bool

@@ -12,9 +12,14 @@ import msgspec
 
 from engine.errors import TableDamaged
 from engine.format.frame import StreamMeta
-from engine.format.offset import COUNTER_BASE
+from engine.format.offset import COUNTER_BASE, counter_of, epoch_of
 from engine.streams.producers import ProducerState
-from engine.table.actions import ACCESSED_APP, PRODUCER_APP
+from engine.table.actions import (
+    ACCESSED_APP,
+    HELD_COUNTER_APP,
+    HELD_EPOCH_APP,
+    PRODUCER_APP,
+)
 from engine.table.commit import CommitRequest
 from engine.table.schema import STATE_PROPERTY, STREAM_PROPERTY, table_properties
 from engine.table.state import NO_VERSION, TableState
@@ -54,6 +59,11 @@ def commit_request(
         txns[f"{PRODUCER_APP}{producer_id}{_SEQ_SUFFIX}"] = state.seq
     if stream.meta.ttl_seconds is not None:
         txns[ACCESSED_APP] = accessed_ms
+    if stream.state_changed:
+        txns[HELD_EPOCH_APP], txns[HELD_COUNTER_APP] = (
+            epoch_of(stream.held),
+            counter_of(stream.held),
+        )
     is_first = stream.version == NO_VERSION
     return CommitRequest(
         stream_id=stream.id,
@@ -129,7 +139,8 @@ def forget_committed_changes(stream: Stream) -> None:
     """After a replay: what the table holds already need not be committed again."""
     if stream.table is None:
         return
-    if _stored_rare_state(stream.table) == _rare_state(stream):
+    is_held = stream.table.held == stream.held
+    if is_held and _stored_rare_state(stream.table) == _rare_state(stream):
         stream.state_changed = False
     stored = _producers(stream.table.txns)
     stream.producers_changed = {

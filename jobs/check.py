@@ -1,0 +1,158 @@
+"""Check: fsck for streams. Reads every byte, prints what is wrong, exits 1 if anything is."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING
+
+from engine.clock import SystemClock
+from engine.errors import BottomlessError
+from engine.format.offset import format_stored
+from engine.table.companion import load_index
+from engine.table.replay import newer_entries
+from engine.table.vacuum import stray_files
+from jobs.common.args import add_streams, make_parser, run_job
+from jobs.common.session import open_session
+from jobs.common.tables import explain, find_folders, open_root, open_table
+from jobs.common.verify import RESULT_SCHEMA, FileFacts, verify_batches, verify_log
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from jobs.common.report import Report
+    from jobs.common.settings import StreamSettings
+    from jobs.common.tables import StreamTable
+
+EPILOG = """examples:
+  spark-submit jobs/check.py --root data --stream orders
+  bottomless check --root data
+
+Checks that offsets rise by one within an epoch and begin at 1 in a new one, in every file and from
+file to file; that counts, sizes and statistics of the log are those of the files; page checksums;
+the index; and that no orphan outlived the vacuum horizon. With --dry-run only the logs."""
+
+_HOUR_MS = 3_600_000
+_ATTEMPTS = 3
+_FACTS_SCHEMA = (
+    "path string, full_path string, size bigint, first string, last string, rows bigint,"
+    " kind string"
+)
+
+
+def main() -> int:
+    """Run the job."""
+    parser = make_parser("check", "Check that streams are whole.", epilog=EPILOG)
+    add_streams(parser)
+    return run_job("check", parser, check)
+
+
+def check(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:
+    """Check every stream that was asked for."""
+    storage = open_root(settings.general.root)
+    session = cache(lambda: open_session("check"))
+    for folder in find_folders(storage, options.stream):
+        try:
+            table = open_table(storage, folder)
+            if table is not None:
+                horizon_hours = settings.retain(table.name, {}).vacuum_hours
+                check_table(table, session, report, horizon_hours=horizon_hours)
+        except BottomlessError as error:
+            report.fail(f"{folder}: {explain(error)}")
+
+
+def check_table(
+    table: StreamTable,
+    session: Callable[[], SparkSession],
+    report: Report,
+    *,
+    horizon_hours: int,
+) -> None:
+    """One stream, as of now. A compaction may replace files while they are read: then again."""
+    table.refresh(from_log=True)
+    problems = verify_log(table)
+    found: list[str] = []
+    for _ in range(0 if report.is_dry else _ATTEMPTS):
+        version = table.state.version
+        found = _check_files(table, session, report)
+        if not found:
+            break
+        table.refresh(from_log=True)
+        problems = verify_log(table)
+        if table.state.version == version:
+            break
+    problems += found + _check_index(table) + _check_orphans(table, horizon_hours)
+    for problem in problems:
+        report.fail(f"{table.name}: {problem}")
+    report.add(
+        table.name,
+        version=table.state.version,
+        files=len(table.state.files),
+        bytes=table.bytes,
+        rows=table.rows,
+        problems=len(problems),
+    )
+
+
+def _check_files(
+    table: StreamTable, session: Callable[[], SparkSession], report: Report
+) -> list[str]:
+    folder = table.storage.uri(table.folder)
+    facts = [
+        FileFacts(
+            file.path,
+            f"{folder}/{file.path}",
+            file.size,
+            format_stored(file.first),
+            format_stored(file.last),
+            file.rows,
+            table.kind.value,
+        )
+        for file in table.state.files.values()
+    ]
+    if not facts:
+        return []
+    spark = session()
+    rows = [tuple(getattr(fact, name) for name in FileFacts.__slots__) for fact in facts]
+    parts = min(len(facts), 4 * spark.sparkContext.defaultParallelism)
+    with report.progress(f"{table.name}: reading {len(facts)} files", spark):
+        bad = (
+            spark.createDataFrame(rows, _FACTS_SCHEMA)
+            .repartition(parts)
+            .mapInArrow(verify_batches, RESULT_SCHEMA)
+            .where("problem is not null")
+            .orderBy("path")
+            .collect()
+        )
+    return [f"{row.path}: {row.problem}" for row in bad]
+
+
+def _check_index(table: StreamTable) -> list[str]:
+    """The index is true if the log, read from there on, leads to the same files."""
+    state = load_index(table.storage, table.folder, version_max=table.state.version)
+    if state is None:
+        return []
+    for entry in newer_entries(table.storage, table.folder, state.version):
+        if state.version < table.state.version:
+            state.apply(entry, state.version + 1)
+    if state.files == table.state.files and state.txns == table.state.txns:
+        return []
+    return ["the index does not say what the log says; remove the _index folder"]
+
+
+def _check_orphans(table: StreamTable, horizon_hours: int) -> list[str]:
+    now_ms = SystemClock().now_ms()
+    # A day of grace: retain comes by once an hour at most.
+    horizon_ms = (horizon_hours + 24) * _HOUR_MS
+    return [
+        f"{stray.path}: no version names it; `bottomless retain` removes it"
+        for stray in stray_files(table.storage, table.folder, table.state)
+        if stray.removed_ms is None and stray.is_expired(now_ms=now_ms, horizon_ms=horizon_ms)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
