@@ -44,7 +44,8 @@ $(DEV): requirements/dev.txt $(BASE)
 
 # Without Java this succeeds, says what to do and leaves no stamp: only the Spark tests need it,
 # and they skip with the same words.
-$(JARS): requirements/jars.sha256 scripts/fetch_jars.py scripts/find_java.sh | $(DEV)
+$(JARS): requirements/jars.sha256 scripts/fetch_jars.py scripts/find_java.sh \
+		conf/spark-defaults.conf conf/log4j2.properties | $(DEV)
 	$(BIN)/python scripts/fetch_jars.py
 
 $(NODE): tests/conformance/package-lock.json tests/conformance/package.json | $(DEV)
@@ -60,7 +61,23 @@ lock: $(BIN)/uv ## Regenerate every lock file (ARGS=--upgrade to move versions)
 
 .PHONY: run
 run: $(BASE) ## Start the server on 127.0.0.1:4437 with its data in ./data
-	exec $(BIN)/bottomless serve --root $(ROOT) --host $(HOST) --port $(PORT)
+	exec scripts/run.sh $(BIN) $(ROOT) $(HOST) $(PORT)
+
+# A job for one stream or for all: make compact STREAM=orders ARGS=--dry-run
+JOB = $(BIN)/bottomless $@ --root $(ROOT) $(if $(STREAM),--stream $(STREAM)) $(ARGS)
+.PHONY: compact index retain replay check maintain
+compact: $(DEV) $(JARS) ## Join small files (STREAM=, ARGS=; ARGS=--help shows the flags)
+	$(JOB)
+index: $(DEV) ## Write the offset index
+	$(JOB)
+retain: $(DEV) ## Apply retention, vacuum, clean the logs
+	$(JOB)
+replay: $(DEV) $(JARS) ## Replay a range: ARGS="--since -1h --to ndjson --output DIR"
+	$(JOB)
+check: $(DEV) $(JARS) ## Check that streams are whole
+	$(JOB)
+maintain: $(DEV) $(JARS) ## Keep all streams in shape until Ctrl-C
+	$(JOB)
 
 # --- check ----------------------------------------------------------------------------------
 

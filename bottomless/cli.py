@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -72,6 +72,37 @@ def path(
             f" within {settings.commit.interval_ms} ms of its first record)",
             err=True,
         )
+
+
+_JOBS: Final = {
+    "compact": "Join small files of streams into large, sorted ones (Spark).",
+    "index": "Write the offset index of streams.",
+    "retain": "Apply retention to streams and free disk space.",
+    "replay": "Replay a range of a stream's history to files, a table or a stream (Spark).",
+    "check": "Check that streams are whole (Spark).",
+    "maintain": "Keep all streams compact, indexed and retained (Spark).",
+}
+
+
+def _add_job(verb: str, summary: str) -> None:
+    # The flags are the job's own: `bottomless compact --help` shows them.
+    @app.command(
+        verb,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def job(context: typer.Context) -> None:
+        from bottomless.spark_submit import NoSpark, run_job
+
+        try:
+            run_job(verb, context.args)
+        except NoSpark as error:
+            _fail(str(error))
+
+
+for _verb, _summary in _JOBS.items():
+    _add_job(_verb, _summary)
 
 
 def _settings(root: Path | None, config: Path | None, **sections: dict[str, Any]) -> Any:  # noqa: ANN401

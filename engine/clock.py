@@ -18,6 +18,9 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """The same clock in seconds, as fine as it gets: for measuring, not for deciding."""
 
+    def sleep_s(self, seconds: float) -> None:
+        """Wait on this thread. For jobs: the server never does."""
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -33,3 +36,7 @@ class SystemClock:
     def monotonic_s(self) -> float:
         """Monotonic clock in seconds."""
         return time.monotonic()
+
+    def sleep_s(self, seconds: float) -> None:
+        """Wait on this thread."""
+        time.sleep(seconds)

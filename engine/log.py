@@ -21,6 +21,7 @@ from engine.errors import (
     TooManyReaders,
 )
 from engine.format.batch import SEPARATOR, Batch
+from engine.job_status import load_status, show_status
 from engine.read.live import wait_for_change
 from engine.read.reader import Reader
 from engine.settings import EngineSettings
@@ -372,6 +373,8 @@ class Log:
                 metrics.storage_failures.labels(op="trim").inc()
                 _log.error("trim failed; the WAL is kept", error=str(error))
             self._refresh_gauges()
+            loop = asyncio.get_running_loop()
+            show_status(await loop.run_in_executor(None, load_status, self._storage))
 
     async def _is_resting(self) -> bool:
         try:

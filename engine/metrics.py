@@ -76,3 +76,13 @@ streams = _gauge("streams", "Streams that exist.")
 recovery_seconds = _gauge("recovery_seconds", "How long the last start-up recovery took.")
 checkpoints = _counter("checkpoints_total", "Delta checkpoints written.")
 storage_failures = _counter("storage_failures_total", "Failed writes and syncs.", "op")
+maintain_last_round = _gauge(
+    "maintain_last_round_timestamp_seconds", "When `maintain` last looked at every stream."
+)
+maintain_round_seconds = _gauge("maintain_round_seconds", "How long that round took.")
+job_last_success = _gauge(
+    "job_last_success_timestamp_seconds", "When a job last succeeded under `maintain`.", "job"
+)
+job_failures = _gauge("job_failures", "How often a job failed under `maintain`.", "job")
+job_lag_streams = _gauge("job_lag_streams", "Streams that still need the job.", "job")
+job_lag = _gauge("job_lag", "What is left to do: small files to compact, commits to index.", "job")

@@ -39,9 +39,32 @@ def main() -> int:
         return 1
     for stray in set(TARGET.glob("*.jar")) - {TARGET / name for name in wanted}:
         stray.unlink()
+    write_spark_conf(wanted)
     (TARGET / ".stamp").touch()
     print(f"jars: {len(wanted)} Delta jars ready")
     return 0
+
+
+def write_spark_conf(wanted: dict[str, str]) -> None:
+    """Let a plain `spark-submit jobs/compact.py` find the defaults, the jars and this Python."""
+    spark = importlib.util.find_spec("pyspark")
+    assert spark is not None, "the jars come after the dev requirements"
+    assert spark.origin is not None
+    target = Path(spark.origin).parent / "conf"
+    target.mkdir(exist_ok=True)
+    # Where spark-submit looks for its home if the python3 of the PATH has no PySpark.
+    home = Path(sys.prefix) / "bin" / "spark-distribution"
+    home.unlink(missing_ok=True)
+    home.symlink_to(target.parent)
+    jars = ",".join(str(TARGET / name) for name in wanted)
+    lines = [
+        (ROOT / "conf" / "spark-defaults.conf").read_text(),
+        "# Written by scripts/fetch_jars.py for this virtual environment.",
+        f"spark.jars {jars}",
+        f"spark.pyspark.python {Path(sys.prefix) / 'bin' / 'python'}",
+    ]
+    (target / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
+    shutil.copyfile(ROOT / "conf" / "log4j2.properties", target / "log4j2.properties")
 
 
 def read_lock() -> dict[str, str]:

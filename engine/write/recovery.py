@@ -25,6 +25,7 @@ from engine.format.frame import (
 )
 from engine.format.names import table_folder
 from engine.format.offset import epoch_of, make_offset
+from engine.job_status import JOBS_FOLDER
 from engine.storage import LOCK_PATH, Storage
 from engine.streams.registry import Registry
 from engine.streams.stream import Stream
@@ -320,5 +321,5 @@ class Recovery:
 
     def _find_foreign_folders(self) -> None:
         ours = {stream.folder for stream in self._found.registry}
-        ours |= {WAL_FOLDER, TRASH_FOLDER, LOCK_PATH}
+        ours |= {WAL_FOLDER, TRASH_FOLDER, LOCK_PATH, JOBS_FOLDER}
         self._found.registry.foreign_folders = set(self._storage.names("")) - ours

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.errors import BottomlessError, StreamNotFound, Unavailable
 from engine.format.names import table_folder
+from engine.job_status import JOBS_FOLDER
 from engine.storage import LocalStorage
 from engine.table.replay import load_state, replay_log
 from engine.table.schema import LOG_FOLDER
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from engine.format.frame import StreamMeta
     from engine.table.state import TableState
 
-JOBS_FOLDER: Final = "_jobs"
 _NAME_BYTES_MAX: Final = 4096
 
 

@@ -24,6 +24,10 @@ class ManualClock:
         """Monotonic clock in seconds."""
         return self._monotonic_ms / 1000
 
+    def sleep_s(self, seconds: float) -> None:
+        """Waiting costs a test no time."""
+        self.advance(int(seconds * 1000))
+
     def advance(self, milliseconds: int) -> None:
         """Time passes on both clocks."""
         assert milliseconds >= 0
