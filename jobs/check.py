@@ -43,11 +43,11 @@ _FACTS_SCHEMA = (
 )
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the job."""
     parser = make_parser("check", "Check that streams are whole.", epilog=EPILOG)
     add_streams(parser)
-    return run_job("check", parser, check)
+    return run_job("check", parser, check, arguments)
 
 
 def check(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:

@@ -27,7 +27,7 @@ Readers, tailers and readStream jobs notice nothing: the same rows, in fewer fil
 does nothing. Replaced files stay on the disk until `retain` vacuums them."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the job."""
     parser = make_parser(
         "compact", "Join small files of streams into large, sorted ones.", epilog=EPILOG
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--rows-max", type=int, help="most rows of one file (20000000)")
     parser.add_argument("--settle-seconds", type=int, help="leave files younger than this (10)")
     parser.add_argument("--round-bytes", type=size, help="most bytes of one commit (2GiB)")
-    return run_job("compact", parser, compact)
+    return run_job("compact", parser, compact, arguments)
 
 
 def compact(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:

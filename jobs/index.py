@@ -24,11 +24,11 @@ The index is one Parquet file in the _index folder of the stream's table, readab
 that reads Parquet. It is a shortcut: without it the server reads the table's log."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the job."""
     parser = make_parser("index", "Write the offset index of streams.", epilog=EPILOG)
     add_streams(parser)
-    return run_job("index", parser, index)
+    return run_job("index", parser, index, arguments)
 
 
 def index(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:

@@ -45,7 +45,7 @@ _NICE = 10
 _VERBS = ("compact", "index", "retain")
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the job."""
     parser = make_parser(
         "maintain", "Keep all streams compact, indexed and retained.", epilog=EPILOG
@@ -53,7 +53,7 @@ def main() -> int:
     add_streams(parser)
     parser.add_argument("--once", action="store_true", help="one round, then exit")
     parser.add_argument("--interval", type=int, metavar="SECONDS", help="time between rounds (60)")
-    return run_job("maintain", parser, maintain)
+    return run_job("maintain", parser, maintain, arguments)
 
 
 def maintain(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:

@@ -52,7 +52,7 @@ _SETTLED_MS = 60_000
 _SMALL_ROW_GROUPS = 256
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the job."""
     parser = make_parser("replay", "Replay a range of a stream's history.", epilog=EPILOG)
     parser.add_argument("--stream", required=True, metavar="NAME", help="the source")
@@ -70,7 +70,7 @@ def main() -> int:
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--rate", type=float, help="records a second, to a stream")
     speed.add_argument("--pace", type=float, help="1 = as it was recorded, 10 = ten times faster")
-    return run_job("replay", parser, replay)
+    return run_job("replay", parser, replay, arguments)
 
 
 def replay(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:

@@ -27,7 +27,7 @@ on from. Trimmed and replaced files leave the disk after --vacuum-hours. Records
 reads are kept."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the job."""
     parser = make_parser("retain", "Apply retention to streams and free disk space.", epilog=EPILOG)
     add_streams(parser)
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--bytes", type=size, help="trim while the table is larger: 10GiB")
     parser.add_argument("--records", type=int, help="trim while more records would stay")
     parser.add_argument("--vacuum-hours", type=int, help="keep replaced files this long (168)")
-    return run_job("retain", parser, retain)
+    return run_job("retain", parser, retain, arguments)
 
 
 def retain(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from engine.errors import BottomlessError
 from jobs.common.report import Report
 from jobs.common.settings import BadJobSettings, StreamSettings, load_settings
@@ -66,9 +69,11 @@ def duration_seconds(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def run_job(verb: str, parser: argparse.ArgumentParser, work: Work) -> int:
+def run_job(
+    verb: str, parser: argparse.ArgumentParser, work: Work, arguments: list[str] | None
+) -> int:
     """Run a job; its exit code. The report is the last line of standard output."""
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     report = Report(verb, is_dry=options.dry_run, is_quiet=options.quiet)
     try:
         settings = load_settings(options.config, options.root)
@@ -78,6 +83,9 @@ def run_job(verb: str, parser: argparse.ArgumentParser, work: Work) -> int:
         return EXIT_USAGE
     except BottomlessError as error:
         report.fail(explain(error))
+    except (PySparkException, Py4JError) as error:
+        # The first line says what; the rest is the JVM's stack.
+        report.fail(f"Spark failed: {str(error).strip().splitlines()[0]}")
     except KeyboardInterrupt:
         report.fail("interrupted; nothing is lost, the next run goes on")
     report.print()

@@ -39,7 +39,10 @@ class ScanMeter:
         for execution in self._executions():
             if execution.executionId() in self._seen:
                 continue
-            files += self._files(execution.executionId())
+            found = self._files(execution.executionId())
+            if found is None:
+                continue
+            files += found
             for stage_id in _items(execution.stages()):
                 size += int(self._core.lastStageAttempt(int(stage_id)).inputBytes())
         return Scanned(files, size)
@@ -47,12 +50,14 @@ class ScanMeter:
     def _executions(self) -> list[Any]:
         return _items(self._sql.executionsList())
 
-    def _files(self, execution_id: int) -> int:
+    def _files(self, execution_id: int) -> int | None:
+        """Data files of a query; None for one that only reads a Delta log."""
         values = self._sql.executionMetrics(execution_id)
-        found = 0
+        found: int | None = None
         for node in _items(self._sql.planGraph(execution_id).allNodes()):
-            if not node.name().startswith("Scan parquet"):
+            if not node.name().startswith("Scan parquet") or "DeltaLog" in node.desc():
                 continue
+            found = found or 0
             for metric in _items(node.metrics()):
                 value = values.get(metric.accumulatorId())
                 if metric.name() == "number of files read" and value.isDefined():

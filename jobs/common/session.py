@@ -4,6 +4,8 @@ the code sets only what its results depend on.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -25,6 +27,9 @@ _CONF: Final = {
 
 def open_session(job: str) -> SparkSession:
     """The session that spark-submit prepared, or a local one."""
+    # The Python workers import the engine, so they must be the Python that runs this; spark-submit
+    # has said so already where it was told another one.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.appName(f"bottomless {job}").getOrCreate()
     prepare(session)
     return session

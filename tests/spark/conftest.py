@@ -58,6 +58,8 @@ def spark(
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 2g pyspark-shell"
     # Without it Spark asks the resolver which address this host has, and warns or waits.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Spark's Python workers are those of the tests.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("bottomless-tests")
     for name, value in read_spark_defaults().items():
         builder = builder.config(name, value)
