@@ -68,7 +68,9 @@ def all_errors(root: type[BottomlessError] = BottomlessError) -> list[type[Botto
     """The whole tree of error classes."""
     found = [root]
     for child in root.__subclasses__():
-        found += all_errors(child)
+        # Errors of the jobs never reach the wire; other tests may have imported them.
+        if not child.__module__.startswith("jobs."):
+            found += all_errors(child)
     return found
 
 

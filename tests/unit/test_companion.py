@@ -215,6 +215,17 @@ def test_load_state_does_not_trust_an_index_that_the_log_has_left_behind(
     assert (state.version, state.records) == (7, 8 * ROWS)
 
 
+def test_load_state_does_not_take_a_gap_before_the_checkpoint_for_the_end(root: Path):
+    """The entry of the index is there, the one after it is not."""
+    table = small_commits(root, "s", commits=3, rows=ROWS)
+    index_with_a_lie(table)
+    for number in range(3, 7):
+        append(table, number)
+    table.checkpoint()
+    entry_file(table, 3).unlink()
+    assert load_state(table.storage, table.folder) == table.state
+
+
 def test_load_state_does_not_trust_an_index_far_behind_the_checkpoint(table: TableBuilder):
     """Its own entry is there, but to read every one after it would take too long."""
     index_with_a_lie(table)
