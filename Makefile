@@ -111,9 +111,12 @@ test-crash: $(DEV) ## kill -9, torn files, failing stores
 
 # --- the rest -------------------------------------------------------------------------------
 
-.PHONY: bench docs clean
+.PHONY: bench bench-jobs docs clean
 bench: $(BASE) ## Measure throughput and latency against a baseline in the same run
 	$(BIN)/python bench/run.py $(ARGS)
+
+bench-jobs: $(DEV) $(JARS) ## Measure the jobs, and reads before and after them (15 minutes)
+	$(BIN)/python bench/maintenance.py $(ARGS)
 
 docs: $(DEV) ## Regenerate the generated pages and conf/bottomless.toml
 	$(BIN)/python scripts/write_reference.py

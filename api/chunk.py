@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 CLOSED: Final = (b"stream-closed", b"true")
 _UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 _SANDBOX: Final = (b"content-security-policy", b"sandbox; default-src 'none'")
+# What is neither JSON nor text is for programs: a browser saves it and shows none of it.
+_ATTACHMENT: Final = (b"content-disposition", b"attachment")
 
 
 def chunk_headers(result: ReadResult) -> Headers:
@@ -22,6 +24,8 @@ def chunk_headers(result: ReadResult) -> Headers:
         (b"stream-next-offset", format_wire(result.end).encode("ascii")),
         _SANDBOX,
     ]
+    if result.kind is PayloadKind.BYTES:
+        reply.append(_ATTACHMENT)
     if result.up_to_date:
         reply.append(_UP_TO_DATE)
     if result.closed:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from engine import Offset, format_wire
+from engine import BottomlessError, Offset, format_wire
 from engine.errors import (
     InvalidRequest,
     OffsetTrimmed,
@@ -18,7 +18,6 @@ from engine.errors import (
 
 if TYPE_CHECKING:
     from api.asgi import Headers
-    from engine import BottomlessError
 
 STATUS: Final[dict[str, int]] = {
     "internal_error": 500,
@@ -29,9 +28,13 @@ STATUS: Final[dict[str, int]] = {
     "bad_text": 400,
     "bad_fork": 400,
     "bad_producer": 400,
+    "bad_setting": 400,
     "bad_header": 400,
     "payload_too_large": 413,
     "encoding_unsupported": 415,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "rate_limited": 429,
     "method_not_allowed": 405,
     "conflict": 409,
     "stream_exists": 409,
@@ -39,6 +42,7 @@ STATUS: Final[dict[str, int]] = {
     "sequence_gap": 409,
     "sequence_regressed": 409,
     "stream_closed": 409,
+    "version_too_old": 409,
     "change_lost": 409,
     "not_found": 404,
     "stream_not_found": 404,
@@ -75,6 +79,24 @@ class EncodingUnsupported(InvalidRequest):
     code = "encoding_unsupported"
 
 
+class Unauthorized(BottomlessError):
+    """There is no token, or none that counts."""
+
+    code = "unauthorized"
+
+
+class Forbidden(BottomlessError):
+    """The token counts, but not for this."""
+
+    code = "forbidden"
+
+
+class RateLimited(Unavailable):
+    """More requests than the token, or wrong tokens than the address, may send."""
+
+    code = "rate_limited"
+
+
 PROBLEM_TYPE: Final = b"application/problem+json"
 # Faults of the storage: what they say is for the operator's log, not for the caller.
 _PRIVATE: Final = frozenset(
@@ -97,6 +119,8 @@ def render_error(error: BottomlessError) -> tuple[int, Headers, bytes]:
     if isinstance(error, Unavailable):
         seconds = max(1, -(-error.retry_after_ms // 1000))
         headers.append((b"retry-after", b"%d" % seconds))
+    elif isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b'Bearer realm="bottomless"'))
     elif isinstance(error, StreamClosed):
         headers.append((b"stream-closed", b"true"))
         headers.append((b"stream-next-offset", format_wire(Offset(error.tail)).encode()))

@@ -23,6 +23,74 @@ def describe_streams() -> dict[str, Any]:
     }
 
 
+def describe_records() -> dict[str, Any]:
+    """The paths object of /v1/records/{name}."""
+    name = _parameter("path", "name", "Name of the stream; may have several segments.")
+    replies = {"200": "deleted, or there was none"}
+    return {
+        "/v1/records/{name}": {
+            "parameters": [name],
+            "post": _post_records(),
+            "get": _get_records(),
+            "delete": _operation("Delete a stream.", replies, tag="records"),
+        }
+    }
+
+
+def describe_settings() -> dict[str, Any]:
+    """The paths object of /v1/stream/{name}/_settings."""
+    name = _parameter("path", "name", "Name of the stream; may have several segments.")
+    replies = {"200": "the settings", "404": "no such stream"}
+    patch = _operation(
+        "Change some of a stream's own settings; null gives one back to the server's.",
+        {**replies, "400": "unknown, out of range, or fixed when the stream is created"},
+        body=True,
+    )
+    example = {"ack": "table", "commit": {"interval_ms": 200}, "retain": {"age_seconds": 2592000}}
+    patch["requestBody"]["content"]["application/json"]["example"] = example
+    return {
+        "/v1/stream/{name}/_settings": {
+            "parameters": [name],
+            "get": _operation("What a stream is told, and what is in force.", replies),
+            "patch": patch,
+        }
+    }
+
+
+def _post_records() -> dict[str, Any]:
+    query = {
+        "version": "The producer's version; refused if a higher one was seen, raises it if higher.",
+        "ack": "wal or table: when to answer.",
+    }
+    replies = {
+        "200": "the offsets of the records, which are durable; or the version, for no records",
+        "400": "not JSON, no array of records, or a bad parameter",
+        "409": "a higher version was seen, the stream is closed, or it holds no JSON",
+        "413": "too large",
+    }
+    operation = _operation(
+        "Append records; the first append creates the stream.",
+        replies,
+        query=query,
+        tag="records",
+        body=True,
+    )
+    operation["requestBody"]["content"]["application/json"]["example"] = {"records": [{"a": 1}]}
+    return operation
+
+
+def _get_records() -> dict[str, Any]:
+    query = {
+        "offset": "- (the start), or the last offset read; blank: only what comes next.",
+        "since": "Instead of offset: a time (RFC 3339), a date, now, or -2h.",
+        "limit": "Most records, 1 to 10000; 10 if missing.",
+        "timeout_sec": "How long to wait for the first record.",
+    }
+    replies = {"200": "records, each with its offset", "410": "older than what is retained"}
+    summary = "Read records, or wait for the next ones."
+    return _operation(summary, replies, query=query, tag="records")
+
+
 def _put() -> dict[str, Any]:
     headers = {
         "Stream-TTL": "Seconds without access after which the stream expires.",
@@ -39,6 +107,7 @@ def _put() -> dict[str, Any]:
 def _post() -> dict[str, Any]:
     headers = {
         "Stream-Closed": "true closes the stream after the append.",
+        "Stream-Ack": "wal or table: answered when the record is in the log, or in the table.",
         "Stream-Seq": "Must be greater than the last one, byte by byte.",
         "Producer-Id": "With epoch and sequence: an append that can be repeated safely.",
         "Producer-Epoch": "Raised by a producer that starts over.",
@@ -58,6 +127,7 @@ def _post() -> dict[str, Any]:
 def _get() -> dict[str, Any]:
     query = {
         "offset": "-1 (the start), now, or an offset the server returned.",
+        "since": "Instead of offset: a time (RFC 3339), a date, now, or -2h.",
         "live": "long-poll or sse.",
         "cursor": "The last Stream-Cursor, for caches.",
     }
@@ -68,9 +138,7 @@ def _get() -> dict[str, Any]:
         "404": "no such stream",
         "410": "deleted, or older than what is retained",
     }
-    operation = _operation("Read, or follow a stream live.", replies)
-    operation["parameters"] = [_parameter("query", key, text) for key, text in query.items()]
-    return operation
+    return _operation("Read, or follow a stream live.", replies, query=query)
 
 
 def _operation(
@@ -78,15 +146,19 @@ def _operation(
     replies: dict[str, str],
     headers: dict[str, str] | None = None,
     *,
+    query: dict[str, str] | None = None,
     body: bool = False,
+    tag: str = "streams",
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "tags": ["streams"],
+        "tags": [tag],
         "summary": summary,
         "responses": {status: {"description": text} for status, text in replies.items()},
     }
-    if headers:
-        operation["parameters"] = [_parameter("header", key, text) for key, text in headers.items()]
+    parameters = [_parameter("header", key, text) for key, text in (headers or {}).items()]
+    parameters += [_parameter("query", key, text) for key, text in (query or {}).items()]
+    if parameters:
+        operation["parameters"] = parameters
     if body:
         content = {"application/json": {"schema": {}, "example": [{"hello": "world"}]}}
         operation["requestBody"] = {"content": content}

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from api.errors import BadHeader
-from engine import START, ProducerStamp, check_stream_name, parse_offset
-from engine.errors import BadOffset, BadStreamName
+from engine import START, Ack, ProducerStamp, check_stream_name, parse_offset
+from engine.errors import BadOffset, BadStreamName, InvalidRequest
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Mapping
 
+    from api.asgi import Headers
     from engine import Offset, StreamName
     from engine.settings import LimitSettings
 
@@ -26,6 +28,27 @@ CURSOR_EPOCH_MS: Final = 1_728_432_000_000
 """2024-10-09T00:00:00Z, from which the protocol counts cursor intervals."""
 CURSOR_INTERVAL_MS: Final = 20_000
 CURSOR_JITTER_S: Final = 3600
+
+_ONLY_ONE_PARAMETER: Final = frozenset(
+    {"ack", "limit", "offset", "since", "timeout_sec", "version"}
+)
+_ONLY_ONE_HEADER: Final = frozenset(
+    {
+        b"content-type",
+        b"content-encoding",
+        b"producer-id",
+        b"producer-epoch",
+        b"producer-seq",
+        b"stream-ack",
+        b"stream-closed",
+        b"stream-expires-at",
+        b"stream-fork-offset",
+        b"stream-fork-sub-offset",
+        b"stream-forked-from",
+        b"stream-seq",
+        b"stream-ttl",
+    }
+)
 
 _NUMBER: Final = re.compile(rb"0|[1-9][0-9]{0,18}")
 _BAD_PERCENT: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})|%2[fF]|%5[cC]")
@@ -42,14 +65,16 @@ _RFC3339: Final = re.compile(
 
 
 @lru_cache(maxsize=8192)
-def parse_stream_path(raw_path: bytes, *, bytes_max: int) -> StreamName:
+def parse_stream_path(
+    raw_path: bytes, *, bytes_max: int, prefix: bytes = STREAM_PREFIX
+) -> StreamName:
     """The stream a path names: decoded once, strictly, so that two URLs never name one by mistake.
 
     An encoded slash is refused: it would be a second spelling of the same name.
     """
-    if not raw_path.startswith(STREAM_PREFIX):
-        raise BadStreamName("the path of a stream begins with /v1/stream/")
-    encoded = raw_path[len(STREAM_PREFIX) :]
+    if not raw_path.startswith(prefix):
+        raise BadStreamName(f"the path of a stream begins with {prefix.decode('ascii')}")
+    encoded = raw_path[len(prefix) :]
     if b"%" not in encoded and encoded.isascii():
         return check_stream_name(encoded.decode("ascii"), bytes_max=bytes_max)
     if _BAD_PERCENT.search(encoded):
@@ -65,15 +90,41 @@ def parse_stream_path(raw_path: bytes, *, bytes_max: int) -> StreamName:
 
 
 def parse_query(query: bytes) -> dict[str, str]:
-    """The parameters of a read. Unknown ones are ignored; ``offset`` may not be repeated."""
+    """The parameters of a request. Unknown ones are ignored; what decides may not be repeated."""
     found: dict[str, str] = {}
     for part in query.split(b"&") if query else ():
         raw_name, _, raw_value = part.partition(b"=")
         name = unquote_to_bytes(raw_name).decode("latin-1")
-        if name == "offset" and name in found:
-            raise BadOffset("offset is given more than once")
+        if name in found and name in _ONLY_ONE_PARAMETER:
+            raise (BadOffset if name == "offset" else InvalidRequest)(
+                f"{name} is given more than once"
+            )
         found[name] = unquote_to_bytes(raw_value).decode("latin-1")
     return found
+
+
+def headers_by_name(pairs: Headers) -> dict[bytes, bytes]:
+    """By name. A protocol header that is sent twice could mean either value: refused."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        for name in _ONLY_ONE_HEADER & found.keys():
+            if names.count(name) > 1:
+                raise BadHeader(f"{name.decode('ascii')} is sent more than once")
+    return found
+
+
+def parse_ack(query: str | None, header: bytes | None) -> Ack | None:
+    """When the append shall be answered; None for what the stream's settings say."""
+    asked = {query, None if header is None else header.decode("latin-1")} - {None}
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise InvalidRequest("the parameter ack and the header Stream-Ack contradict each other")
+    try:
+        return Ack(asked.pop())
+    except ValueError as error:
+        raise InvalidRequest("ack (or Stream-Ack) must be wal or table") from error
 
 
 def parse_position(text: str | None, *, tail: Offset) -> Offset:
@@ -109,7 +160,7 @@ def parse_content_type(value: bytes | None, *, bytes_max: int) -> str | None:
     return value.decode("ascii")
 
 
-def parse_producer(headers: dict[bytes, bytes], limits: LimitSettings) -> ProducerStamp | None:
+def parse_producer(headers: Mapping[bytes, bytes], limits: LimitSettings) -> ProducerStamp | None:
     """All three producer headers, or none."""
     id_, epoch = headers.get(b"producer-id"), headers.get(b"producer-epoch")
     seq = headers.get(b"producer-seq")

@@ -5,12 +5,22 @@ The only reader of the environment. Loaded once, frozen, passed down.
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -28,11 +38,17 @@ from engine.settings import (
     ReadSettings,
     RetainSettings,
     Section,
+    StreamDeclaration,
     WalSettings,
+    load_declarations,
 )
 
 DEFAULT_CONFIG: Final = Path("conf/bottomless.toml")
+STREAMS_FILE: Final = "streams.toml"
 _WAL_GROUP_HINT: Final = "limits.body_bytes must fit into wal.group_bytes_max"
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*?#@]+")
+# Whoever guesses is answered as fast as anybody else, so a secret must be long.
+_SECRET_CHARACTERS_MIN: Final = 16
 
 
 class HttpSettings(Section):
@@ -42,8 +58,16 @@ class HttpSettings(Section):
     """Address to listen on. Other machines can only reach a server that listens on 0.0.0.0."""
     port: int = Field(default=4437, ge=0, le=65535)
     """Port to listen on."""
+    tls_cert: str = ""
+    """PEM file with the certificate and its chain: the server then speaks HTTPS only."""
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+    cors_origins: tuple[str, ...] = ("*",)
+    """Web pages of these origins may use the server. * is every page; cookies are never used."""
     public_url: str = Field(default="", max_length=512)
     """Base of the URLs in Location headers behind a proxy, e.g. https://streams.example.com."""
+    bare_records: bool = False
+    """Serve the records dialect at /{name} too: every path that is not the server's own."""
     long_poll_timeout_ms: int = Field(default=30_000, ge=10, le=600_000)
     """A long-poll without news is answered after this time."""
     sse_keep_alive_ms: int = Field(default=15_000, ge=100, le=600_000)
@@ -66,6 +90,78 @@ class HttpSettings(Section):
     """Most open connections; more are refused (503)."""
     drain_timeout_ms: int = Field(default=10_000, ge=0, le=600_000)
     """After SIGTERM, requests under way get this long to end."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        if "*" in origins and len(origins) > 1:
+            raise ValueError("* stands for every origin; name none beside it")
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is not an origin like https://app.example.com")
+        return origins
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> HttpSettings:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together")
+        return self
+
+
+class JwtSettings(Section):
+    """Signed tokens of an identity provider. Needs the extra jwt (PyJWT)."""
+
+    jwks_file: str = ""
+    """JSON Web Key Set with the provider's public keys; empty: no JWT is accepted."""
+    issuer: str = ""
+    """What iss must be."""
+    audience: str = ""
+    """What aud must be or hold."""
+    algorithms: tuple[
+        Literal[
+            "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+        ],
+        ...,
+    ] = ("RS256", "ES256", "EdDSA")
+    """Signatures that count. There is no way to allow none or a shared secret (HS256 …)."""
+    leeway_seconds: int = Field(default=30, ge=0, le=300)
+    """How far the provider's clock may be off."""
+    scope_claim: str = Field(default="scope", min_length=1, max_length=256)
+    """The claim with the scopes: a list, or one string with spaces in between."""
+    rate: int = Field(default=0, ge=0, le=1_000_000)
+    """Requests per second of one JWT (429 above it); 0 for no bound."""
+
+    @model_validator(mode="after")
+    def _check_complete(self) -> JwtSettings:
+        if self.jwks_file and not (self.issuer and self.audience and self.algorithms):
+            raise ValueError("jwks_file needs issuer, audience and algorithms")
+        return self
+
+
+class AuthSettings(Section):
+    """Who may do what. See docs/security.md."""
+
+    mode: Literal["off", "on"] = "off"
+    """on: every request needs a token. off: everybody may do everything, on loopback only."""
+    header_secret: SecretStr = SecretStr("")
+    """A request whose auth header is this has all rights. The environment variable AUTH_HEADER sets
+    it too, and then mode is on."""
+    failures_per_minute: int = Field(default=20, ge=1, le=100_000)
+    """After so many wrong tokens from one address, further wrong ones get 429."""
+    jwt: JwtSettings = JwtSettings()
+    """Signed tokens of an identity provider."""
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> AuthSettings:
+        secret = self.header_secret.get_secret_value()
+        if secret and (len(secret) < _SECRET_CHARACTERS_MIN or secret != secret.strip()):
+            raise ValueError(
+                f"header_secret (AUTH_HEADER) must have at least {_SECRET_CHARACTERS_MIN}"
+                " characters and no space around them"
+            )
+        if secret and self.mode == "off":
+            raise ValueError("header_secret is set but mode is off: nobody would be asked for it")
+        return self
 
 
 class LoggingSettings(Section):
@@ -92,6 +188,7 @@ class Settings(BaseSettings):
     root: Path = Path("data")
     """The data folder: one Delta table per stream, and the write-ahead log in _wal."""
     http: HttpSettings = HttpSettings()
+    auth: AuthSettings = AuthSettings()
     wal: WalSettings = WalSettings()
     commit: CommitSettings = CommitSettings()
     read: ReadSettings = ReadSettings()
@@ -100,6 +197,12 @@ class Settings(BaseSettings):
     retain: RetainSettings = RetainSettings()
     maintain: MaintainSettings = MaintainSettings()
     logging: LoggingSettings = LoggingSettings()
+    _declared: dict[str, StreamDeclaration] = PrivateAttr(default_factory=dict)
+
+    @property
+    def declared(self) -> dict[str, StreamDeclaration]:
+        """What conf/streams.toml says, by name or pattern of streams."""
+        return self._declared
 
     @model_validator(mode="after")
     def _check_relations(self) -> Settings:
@@ -117,7 +220,13 @@ class Settings(BaseSettings):
     @property
     def engine(self) -> EngineSettings:
         """The part the engine takes."""
-        return EngineSettings(wal=self.wal, commit=self.commit, read=self.read, limits=self.limits)
+        return EngineSettings(
+            wal=self.wal,
+            commit=self.commit,
+            read=self.read,
+            limits=self.limits,
+            streams=self._declared,
+        )
 
     @classmethod
     @override
@@ -131,7 +240,14 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then the environment, then the file."""
         del dotenv_settings, file_secret_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        inherited = InitSettingsSource(settings_cls, _inherited_settings())
+        return init_settings, env_settings, inherited, TomlConfigSettingsSource(settings_cls)
+
+
+def _inherited_settings() -> dict[str, Any]:
+    """DurableStreams asks for its AUTH_HEADER as soon as there is one, and so do we."""
+    secret = os.environ.get("AUTH_HEADER")
+    return {"auth": {"mode": "on", "header_secret": secret}} if secret else {}
 
 
 class BadSettings(ValueError):
@@ -143,11 +259,19 @@ def load_settings(flags: dict[str, Any] | None = None, config: Path | None = Non
     if config is not None and not config.is_file():
         raise BadSettings(f"there is no file {config}")
 
+    path = config or DEFAULT_CONFIG
+
     class Loaded(Settings):
-        model_config = SettingsConfigDict(toml_file=config or DEFAULT_CONFIG)
+        model_config = SettingsConfigDict(toml_file=path)
 
     try:
-        return Loaded(**(flags or {}))
+        declared = load_declarations(path.with_name(STREAMS_FILE))
+    except ValueError as error:
+        raise BadSettings(str(error)) from error
+    try:
+        settings = Loaded(**(flags or {}))
+        settings._declared = declared
+        return settings
     except ValidationError as error:
         lines = [
             f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}"
@@ -155,4 +279,4 @@ def load_settings(flags: dict[str, Any] | None = None, config: Path | None = Non
         ]
         raise BadSettings("\n".join(["these settings are not right:", *lines])) from error
     except (OSError, ValueError) as error:
-        raise BadSettings(f"{config or DEFAULT_CONFIG}: {error}") from error
+        raise BadSettings(f"{path}: {error}") from error

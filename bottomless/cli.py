@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Final
 
 import typer
+
+from bottomless.options import Config, Root, fail, read_settings
+from bottomless.tokens import token_app
 
 app = typer.Typer(
     name="bottomless",
     help="Durable streams that are Delta tables.",
     no_args_is_help=True,
     add_completion=False,
+    # A secret may be among them.
+    pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
 
-Root = Annotated[
-    Path | None, typer.Option(help="Data folder; one Delta table per stream.", show_default="data")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="Settings file.", show_default="conf/bottomless.toml, if it is there"),
-]
+app.add_typer(token_app)
 
 
 @app.callback()
@@ -48,7 +46,7 @@ def serve(
     from api.server import run
 
     http = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    raise typer.Exit(run(_settings(root, config, http=http)))
+    raise typer.Exit(run(read_settings(root, config, http=http)))
 
 
 @app.command()
@@ -60,11 +58,11 @@ def path(
     """Print the folder of a stream's Delta table, for Spark, Polars, DuckDB or deltalake."""
     from api.paths import table_path
 
-    settings = _settings(root, config)
+    settings = read_settings(root, config)
     try:
         found = table_path(settings, stream)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     typer.echo(found)
     if not found.is_dir():
         typer.echo(
@@ -98,28 +96,11 @@ def _add_job(verb: str, summary: str) -> None:
         try:
             run_job(verb, context.args)
         except NoSpark as error:
-            _fail(str(error))
+            fail(str(error))
 
 
 for _verb, _summary in _JOBS.items():
     _add_job(_verb, _summary)
-
-
-def _settings(root: Path | None, config: Path | None, **sections: dict[str, Any]) -> Any:  # noqa: ANN401
-    from api.settings import BadSettings, load_settings
-
-    flags: dict[str, Any] = {name: values for name, values in sections.items() if values}
-    if root is not None:
-        flags["root"] = root
-    try:
-        return load_settings(flags, config)
-    except BadSettings as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"bottomless: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def main() -> None:

@@ -1,17 +1,21 @@
-"""Starts a job as `spark-submit jobs/<verb>.py` with what `make install` has set up."""
+"""Starts a job: `python jobs/<verb>.py` with what `make install` has set up.
+
+Not by spark-submit: that is a JVM with the job as its child, which hands no signal on, joins
+standard error to standard output, and starts also where the job then needs no Spark. PySpark starts
+the same JVM as a child of the job, with the same defaults file and jars, when there is need of it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
-# These only read footers and write log entries: a JVM would be started for nothing.
-_WITHOUT_SPARK: Final = frozenset({"index", "retain"})
+# These only read footers and write log entries: no machine needs Java for that.
+_WITHOUT_JAVA: Final = frozenset({"index", "retain"})
 
 
 class NoSpark(RuntimeError):
@@ -20,17 +24,18 @@ class NoSpark(RuntimeError):
 
 def run_job(verb: str, arguments: list[str]) -> NoReturn:
     """Replace this process by the job: its signals, output and exit code are the job's own."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise NoSpark(
+            "PySpark is not installed: run `make install`, or pip install the extra spark"
+        )
     script = _script(verb)
     environment = dict(os.environ)
-    if verb in _WITHOUT_SPARK or {"-h", "--help"} & set(arguments):
-        _require_pyspark()
-        os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)
-    submit = _spark_submit()
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     # Without it Spark asks the resolver which address this host has, and warns or waits.
     environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    environment["JAVA_HOME"] = _java_home(script.parent.parent)
-    os.execve(submit, [submit, str(script), *arguments], environment)
+    if verb not in _WITHOUT_JAVA and not {"-h", "--help"} & set(arguments):
+        environment["JAVA_HOME"] = _java_home(script.parent.parent)
+    os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)
 
 
 def _script(verb: str) -> Path:
@@ -38,22 +43,6 @@ def _script(verb: str) -> Path:
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent / f"{verb}.py"
-
-
-def _require_pyspark() -> None:
-    if importlib.util.find_spec("pyspark") is None:
-        raise NoSpark(
-            "PySpark is not installed: run `make install`, or pip install the extra spark"
-        )
-
-
-def _spark_submit() -> str:
-    _require_pyspark()
-    beside = Path(sys.executable).parent / "spark-submit"
-    found = str(beside) if beside.is_file() else shutil.which("spark-submit")
-    if found is None:
-        raise NoSpark("there is no spark-submit: run `make install`")
-    return found
 
 
 def _java_home(clone: Path) -> str:

@@ -2,11 +2,14 @@
 
 from engine.clock import Clock, SystemClock
 from engine.errors import BottomlessError
+from engine.format.json import json_member
+from engine.format.moment import parse_moment, position_at
 from engine.format.names import table_folder
 from engine.format.offset import START, format_stored, format_wire, parse_offset
 from engine.log import Follower, Log
 from engine.settings import EngineSettings
 from engine.types import (
+    Ack,
     AppendRequest,
     AppendResult,
     CreateRequest,
@@ -16,14 +19,17 @@ from engine.types import (
     PayloadKind,
     ProducerStamp,
     ReadResult,
+    RecordsResult,
     StreamInfo,
     StreamName,
+    StreamSummary,
     check_stream_name,
     payload_kind,
 )
 
 __all__ = [
     "START",
+    "Ack",
     "AppendRequest",
     "AppendResult",
     "BottomlessError",
@@ -38,13 +44,18 @@ __all__ = [
     "PayloadKind",
     "ProducerStamp",
     "ReadResult",
+    "RecordsResult",
     "StreamInfo",
     "StreamName",
+    "StreamSummary",
     "SystemClock",
     "check_stream_name",
     "format_stored",
     "format_wire",
+    "json_member",
+    "parse_moment",
     "parse_offset",
     "payload_kind",
+    "position_at",
     "table_folder",
 ]

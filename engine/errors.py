@@ -8,6 +8,7 @@ BottomlessError                     code, hint, details
 │   ├── BadText
 │   ├── BadFork
 │   ├── BadProducer
+│   ├── BadSetting
 │   └── PayloadTooLarge
 ├── Conflict                        the stream's state says no
 │   ├── StreamExists
@@ -15,6 +16,7 @@ BottomlessError                     code, hint, details
 │   ├── SequenceGap
 │   ├── SequenceRegressed
 │   ├── StreamClosed
+│   ├── VersionTooOld
 │   └── ChangeLost
 ├── NotFound
 │   └── StreamNotFound
@@ -97,6 +99,12 @@ class BadProducer(InvalidRequest):
     code = "bad_producer"
 
 
+class BadSetting(InvalidRequest):
+    """A setting of a stream is unknown or out of range."""
+
+    code = "bad_setting"
+
+
 class PayloadTooLarge(InvalidRequest):
     """The body or the number of records is over the configured bound."""
 
@@ -149,6 +157,20 @@ class StreamClosed(Conflict):
     def __init__(self, tail: int) -> None:
         super().__init__("the stream is closed", hint="Read it, or create another stream.")
         self.tail = tail
+
+
+class VersionTooOld(Conflict):
+    """The append's version is lower than one the stream has already seen."""
+
+    code = "version_too_old"
+
+    def __init__(self, *, current: int, provided: int) -> None:
+        super().__init__(
+            f"the stream is at version {current}; {provided} may not append any more",
+            hint="A newer producer has taken over. Start over with a higher version.",
+        )
+        self.current = current
+        self.provided = provided
 
 
 class ChangeLost(Conflict):

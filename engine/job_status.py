@@ -34,6 +34,8 @@ class MaintainStatus(msgspec.Struct):
 
     round_ms: int = 0
     round_seconds: float = 0.0
+    visited_ms: int = 0
+    """When the last round ended in which `retain` visited every stream."""
     jobs: dict[str, JobStatus] = {}
 
 

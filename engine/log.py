@@ -5,43 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import structlog
 
 from engine import metrics
 from engine.clock import Clock, SystemClock
-from engine.errors import (
-    BadFork,
-    ContentTypeMismatch,
-    StreamExists,
-    StreamGone,
-    StreamNotFound,
-    TooManyReaders,
-)
-from engine.format.batch import SEPARATOR, Batch
+from engine.errors import StreamGone, StreamNotFound, TooManyReaders
+from engine.forks import Forks
 from engine.job_status import load_status, show_status
+from engine.listing import Listing
+from engine.read.chunk import RecordChunk
 from engine.read.live import wait_for_change
 from engine.read.reader import Reader
-from engine.settings import EngineSettings
+from engine.settings import EngineSettings, inherited
 from engine.storage import LocalStorage, Storage
-from engine.types import (
-    AppendRequest,
-    AppendResult,
-    CreateRequest,
-    CreateResult,
-    ForkRequest,
-    Offset,
-    PayloadKind,
-    ReadResult,
-    StreamInfo,
-    StreamName,
-    media_type_of,
-)
+from engine.write.acks import TableAcks
 from engine.write.committer import Committer
 from engine.write.group import GroupCommit
-from engine.write.ingest import NO_RECORDS, Records
+from engine.write.ingest import NO_RECORDS
 from engine.write.recovery import Recovered, Recovery
 from engine.write.trimmer import Trimmer
 from engine.write.wal import Wal
@@ -52,7 +34,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.errors import BottomlessError
+    from engine.format.batch import Batch
+    from engine.settings import StreamOverrides
     from engine.streams.stream import Stream
+    from engine.types import (
+        AppendRequest,
+        AppendResult,
+        CreateRequest,
+        CreateResult,
+        Offset,
+        ReadResult,
+        RecordsResult,
+        StreamInfo,
+        StreamName,
+        StreamSummary,
+    )
 
 _HOUSEKEEPING_MS: Final = 1000
 _log: Final = structlog.get_logger("engine.log")
@@ -77,6 +73,8 @@ class Log:
         self.is_stopping = False
         """Live readers are told to come back later."""
         self._followers = 0
+        self._expected: dict[StreamName, set[asyncio.Future[bool]]] = {}
+        """Who waits for streams that do not exist yet."""
 
     @classmethod
     def at(cls, root: Path, settings: EngineSettings | None = None) -> Log:
@@ -120,10 +118,19 @@ class Log:
     def _compose(self, found: Recovered) -> None:
         settings, clock = self.settings, self._clock
         self._registry = found.registry
+        for stream in self._registry:
+            stream.inherit(inherited(settings.streams, stream.name))
         self._segments = found.segments
         owner = max(clock.now_ms(), found.owner + 1)
         self._wal = Wal(self._storage, clock, settings.wal, rng=self._rng)
-        self._committer = Committer(self._storage, clock, settings, rng=self._rng, owner=owner)
+        self._committer = Committer(
+            self._storage,
+            clock,
+            settings,
+            segments=self._segments,
+            rng=self._rng,
+            owner=owner,
+        )
         self._group = GroupCommit(
             self._wal,
             clock,
@@ -148,8 +155,11 @@ class Log:
             self._rng,
             registry=self._registry,
             group=self._group,
-            committer=self._committer,
+            acks=TableAcks(self._storage, self._committer, self._trimmer),
         )
+
+        self._forks = Forks(self._reader, self._writer, self._committer)
+        self._listing = Listing(self._registry, self._reader)
 
     def release_followers(self) -> None:
         """End every wait, now and from now on: the server is about to stop."""
@@ -157,6 +167,8 @@ class Log:
         self.is_stopping = True
         for stream in self._registry:
             stream.wake()
+        for waiters in list(self._expected.values()):
+            self._tell_expecting(waiters, is_there=False)
 
     async def stop(self) -> None:
         """Take no more, make everything durable in the tables, and leave no WAL behind."""
@@ -192,7 +204,7 @@ class Log:
         source: Stream | None = None
         prefix = NO_RECORDS
         if request.fork is not None and self._is_absent(name):
-            source, prefix, request = await self._prepare_fork(request, request.fork)
+            source, prefix, request = await self._forks.prepare(request, request.fork)
         return await self._writer.create(name, request, source=source, prefix=prefix)
 
     async def append(self, name: StreamName, request: AppendRequest) -> AppendResult:
@@ -208,6 +220,21 @@ class Log:
         """Append without waiting: ``done`` is told the outcome; False (and silence) if repeated."""
         return self._writer.append_soon(name, request, done)
 
+    def stream_settings(self, name: StreamName) -> tuple[StreamOverrides, StreamOverrides]:
+        """What the stream has of its own, and that on top of what it inherits."""
+        stream = self._require(name)
+        return stream.settings, stream.in_force
+
+    async def change_settings(self, name: StreamName, patch: dict[str, Any]) -> StreamOverrides:
+        """Change some of the stream's own settings; durable and in force on return."""
+        return await self._writer.change_settings(name, patch)
+
+    async def list_streams(
+        self, *, prefix: str = "", after: str = "", count_max: int = 100
+    ) -> list[StreamSummary]:
+        """Streams in the order of their names, each with its size."""
+        return await self._listing.page(prefix, after, count_max)
+
     async def delete(self, name: StreamName) -> None:
         """Delete a stream; durable on return."""
         await self._writer.delete(name)
@@ -221,6 +248,35 @@ class Log:
         stream = self._require(name)
         self.touch(stream)
         return await self.read_stream(stream, position)
+
+    async def read_records(
+        self, name: StreamName, position: Offset, *, count_max: int, bytes_max: int
+    ) -> RecordsResult:
+        """Single records after ``position``, each with its offset."""
+        stream = self._require(name)
+        self.touch(stream)
+        return await self.read_stream_records(
+            stream, RecordChunk(position, position, count_max, bytes_max)
+        )
+
+    async def wait_for_stream(self, name: StreamName, timeout_ms: int) -> bool:
+        """Wait until a stream of that name exists; False when the time is up, or at a stop."""
+        if self._registry.visible(name) is not None:
+            return True
+        if self.is_stopping:
+            return False
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiters = self._expected.setdefault(name, set())
+        waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await waiter
+        except TimeoutError:
+            return False
+        finally:
+            waiters.discard(waiter)
+            if not waiters and self._expected.get(name) is waiters:
+                del self._expected[name]
 
     @contextlib.contextmanager
     def follow(self, name: StreamName, transport: str) -> Iterator[Follower]:
@@ -242,10 +298,12 @@ class Log:
     def created(self, stream: Stream) -> None:
         """A stream exists."""
         stream.accessed_ms = self._clock.monotonic_ms()
+        stream.inherit(inherited(self.settings.streams, stream.name))
         self._registry.add(stream)
         self._registry.settle(stream.name, stream)
         if stream.source is not None:
             self._tell_held(stream.source)
+        self._tell_expecting(self._expected.pop(stream.name, set()), is_there=True)
 
     def appended(self, stream: Stream, batch: Batch | None) -> None:
         """A stream has grown or was closed."""
@@ -255,6 +313,8 @@ class Log:
             return
         payload_bytes, records = (0, 0) if batch is None else (len(batch.data), batch.count)
         self._committer.changed(stream, payload_bytes=payload_bytes, records=records)
+        if batch is None:
+            self._committer.reschedule(stream)
         if stream.waiters:
             stream.wake()
 
@@ -279,6 +339,12 @@ class Log:
         """The source's table says what forks need of it: retention looks there."""
         source.state_changed = True
         self._committer.changed(source, payload_bytes=0, records=0)
+
+    @staticmethod
+    def _tell_expecting(waiters: set[asyncio.Future[bool]], *, is_there: bool) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(is_there)
 
     def _is_absent(self, name: StreamName) -> bool:
         stream = self._registry.soon(name)
@@ -309,55 +375,9 @@ class Log:
         """One chunk of this incarnation."""
         return await self._reader.read(stream, position, bytes_max=self.settings.read.chunk_bytes)
 
-    async def _prepare_fork(
-        self, request: CreateRequest, fork: ForkRequest
-    ) -> tuple[Stream, Records, CreateRequest]:
-        """Find the source, fix the position, copy what a sub-offset wants."""
-        source = self._fork_source(fork.source)
-        position = source.tail if fork.offset is None else fork.offset
-        if position > source.tail:
-            raise BadFork("the fork offset is beyond the source's tail")
-        wanted = request.content_type
-        if wanted and media_type_of(wanted) != media_type_of(source.meta.content_type):
-            raise ContentTypeMismatch("a fork has the content type of its source")
-        prefix = NO_RECORDS
-        if fork.sub_offset:
-            prefix = await self._fork_prefix(source, position, fork.sub_offset)
-            if self._fork_source(fork.source) is not source:
-                raise StreamNotFound("the fork's source was replaced meanwhile")
-        fixed = ForkRequest(fork.source, position, fork.sub_offset)
-        changed = CreateRequest(
-            content_type=request.content_type,
-            ttl_seconds=request.ttl_seconds,
-            expires_at=request.expires_at,
-            expires_at_ms=request.expires_at_ms,
-            closed=request.closed,
-            body=request.body,
-            fork=fixed,
-        )
-        return source, prefix, changed
-
-    def _fork_source(self, name: StreamName) -> Stream:
-        try:
-            return self._writer.require_soon(name)
-        except StreamGone as error:
-            raise StreamExists("the fork's source was deleted") from error
-
-    async def _fork_prefix(self, source: Stream, position: Offset, sub_offset: int) -> Records:
-        is_json = source.kind is PayloadKind.JSON
-        wanted = sub_offset if is_json else 1
-        records = await self._reader.append_at(source, position, count_max=wanted)
-        if not is_json and records:
-            records = [records[0][:sub_offset]] if len(records[0]) >= sub_offset else []
-        if len(records) < wanted:
-            raise BadFork("the sub-offset is beyond the append that begins at the fork offset")
-        if source.kind is PayloadKind.TEXT:
-            try:
-                records[0].decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise BadFork("the sub-offset cuts a UTF-8 character in two") from error
-        lengths = np.array([len(record) for record in records], dtype="<u4")
-        return Records(len(records), SEPARATOR.join(records), lengths)
+    async def read_stream_records(self, stream: Stream, chunk: RecordChunk) -> RecordsResult:
+        """Single records of this incarnation."""
+        return await self._reader.read_records(stream, chunk)
 
     # Housekeeping.
 
@@ -413,6 +433,15 @@ class Follower:
         """One chunk of records after ``position``."""
         self._log.touch(self._stream)
         return await self._log.read_stream(self._stream, position)
+
+    async def read_records(
+        self, position: Offset, *, count_max: int, bytes_max: int
+    ) -> RecordsResult:
+        """Single records after ``position``, each with its offset."""
+        self._log.touch(self._stream)
+        return await self._log.read_stream_records(
+            self._stream, RecordChunk(position, position, count_max, bytes_max)
+        )
 
     async def wait(self, timeout_ms: int) -> bool:
         """Wait for the next change; False when the time is up, at a stop, or if interrupted.

@@ -5,7 +5,21 @@ Objects (clock, storage, randomness) are constructor arguments, not settings.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+import re
+import tomllib
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.errors import BadSetting
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+_WILDCARD: Final = re.compile(r"[*?\[]")
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -114,6 +128,115 @@ class RetainSettings(Section):
     """Replaced and trimmed files are removed from the disk after this time."""
 
 
+class CommitOverrides(Section):
+    """Commit settings of one stream; None for the server's own."""
+
+    interval_ms: int | None = Field(default=None, ge=10, le=3_600_000)
+    bytes: int | None = Field(default=None, ge=4 * KIB, le=1 * GIB)
+
+
+class CompactOverrides(Section):
+    """Compaction settings of one stream."""
+
+    target_file_bytes: int | None = Field(default=None, ge=4 * KIB, le=8 * GIB)
+    files_min: int | None = Field(default=None, ge=2, le=100_000)
+    rows_max: int | None = Field(default=None, ge=100)
+    settle_seconds: int | None = Field(default=None, ge=0)
+    round_bytes: int | None = Field(default=None, ge=1 * MIB)
+
+
+class RetainOverrides(Section):
+    """Retention settings of one stream."""
+
+    age_seconds: int | None = Field(default=None, ge=0)
+    bytes: int | None = Field(default=None, ge=0)
+    records: int | None = Field(default=None, ge=0)
+    vacuum_hours: int | None = Field(default=None, ge=0, le=168)
+
+
+class StreamOverrides(Section):
+    """What a stream has of its own; kept in its table, so that the jobs see it too."""
+
+    ack: Literal["wal", "table"] | None = None
+    """When an append is answered: durable in the log (wal), or in the Delta table (table)."""
+    commit: CommitOverrides = CommitOverrides()
+    compact: CompactOverrides = CompactOverrides()
+    retain: RetainOverrides = RetainOverrides()
+
+
+NO_OVERRIDES = StreamOverrides()
+
+
+class StreamDeclaration(StreamOverrides):
+    """One table of conf/streams.toml: what streams of a name, or a pattern, inherit."""
+
+    content_type: str | None = None
+    """With it a stream of exactly this name is created at the start of the server."""
+    ttl_seconds: int | None = Field(default=None, ge=1)
+
+
+def load_declarations(path: Path) -> dict[str, StreamDeclaration]:
+    """Read conf/streams.toml; empty where there is none. ValueError says what is wrong in it."""
+    if not path.is_file():
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    declared = {}
+    for name, table in tables.items():
+        try:
+            declared[name] = StreamDeclaration.model_validate(table)
+        except ValidationError as error:
+            lines = [f"  {_where(item)}: {item['msg']}" for item in error.errors()]
+            raise ValueError("\n".join([f"{path}, [{name}]:", *lines])) from error
+        if declared[name].content_type is not None and _WILDCARD.search(name):
+            raise ValueError(f"{path}, [{name}]: only a stream's own name can have a content_type")
+    return declared
+
+
+def inherited(declared: dict[str, StreamDeclaration], name: str) -> StreamOverrides:
+    """What conf/streams.toml says about a stream; later tables win."""
+    found = NO_OVERRIDES
+    for pattern, declaration in declared.items():
+        if fnmatchcase(name, pattern):
+            found = overlay(found, declaration)
+    return found
+
+
+def overlay(under: StreamOverrides, over: StreamOverrides) -> StreamOverrides:
+    """Both, the second one on top."""
+    fields = set(StreamOverrides.model_fields)
+    lower = under.model_dump(exclude_none=True, include=fields)
+    upper = over.model_dump(exclude_none=True, include=fields)
+    for key, value in upper.items():
+        lower[key] = {**lower.get(key, {}), **value} if isinstance(value, dict) else value
+    return StreamOverrides.model_validate(lower)
+
+
+def merge_overrides(old: StreamOverrides, patch: dict[str, Any]) -> StreamOverrides:
+    """The settings with some of them changed; None gives one back to the server's settings.
+
+    BadSetting where a key or a value is not right.
+    """
+    values = old.model_dump(exclude_defaults=True)
+    for key, value in patch.items():
+        known = values.get(key)
+        if isinstance(value, dict) and isinstance(known, dict):
+            values[key] = {**known, **value}
+        else:
+            values[key] = value
+    values = {key: value for key, value in values.items() if value is not None}
+    try:
+        return StreamOverrides.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadSetting(
+            f"{_where(first)}: {first['msg']}",
+            hint="docs/settings.md lists what a stream can be told.",
+        ) from error
+
+
 class MaintainSettings(Section):
     """When the maintain job does what."""
 
@@ -132,3 +255,9 @@ class EngineSettings(Section):
     commit: CommitSettings = CommitSettings()
     read: ReadSettings = ReadSettings()
     limits: LimitSettings = LimitSettings()
+    streams: dict[str, StreamDeclaration] = {}
+    """What conf/streams.toml says, by name or pattern."""
+
+
+def _where(item: ErrorDetails) -> str:
+    return ".".join(map(str, item["loc"]))

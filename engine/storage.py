@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -62,6 +63,9 @@ class Storage(Protocol):
     def replace(self, path: str, data: bytes) -> None:
         """Put ``data`` in place of the file, durably and in one step."""
 
+    def sync_path(self, path: str) -> None:
+        """Make a file or folder durable that another program has written."""
+
     def rename(self, source: str, target: str) -> None:
         """Move a file or folder."""
 
@@ -102,11 +106,35 @@ class LocalStorage:
         # if another process has seen that error first.
         self._root_descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
         self._lock_descriptor: int | None = None
+        self._sync_lock = threading.Lock()
+        self._sync_error: int | None = None
+        self._pinned: tuple[str, int] | None = None
 
     def __del__(self) -> None:
         self.unlock()
         with contextlib.suppress(OSError, AttributeError):
             os.close(self._root_descriptor)
+            if self._pinned is not None:
+                os.close(self._pinned[1])
+
+    def pin(self, folder: str) -> LocalStorage:
+        """The same root, but ``folder`` stays the one that is there now, even where it is moved and
+        another one takes its name; FileNotFoundError where there is none.
+
+        A job that works on a stream while it is deleted and created anew would otherwise write into
+        the table of its successor. Only `uri` still is the name that other programs open.
+        """
+        pinned = LocalStorage(self.root)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        pinned._pinned = (folder, os.open(self._prefix + folder, flags))
+        return pinned
+
+    def _at(self, path: str) -> str:
+        if self._pinned is not None:
+            folder, descriptor = self._pinned
+            if path == folder or path.startswith(f"{folder}/"):
+                return f"/proc/self/fd/{descriptor}{path[len(folder) :]}"
+        return self._prefix + path
 
     def lock(self) -> None:
         """An flock on a file in the root: it ends with the process, however that ends."""
@@ -135,20 +163,20 @@ class LocalStorage:
 
     def read(self, path: str) -> bytes:
         """The whole file."""
-        return Path(self._prefix + path).read_bytes()
+        return Path(self._at(path)).read_bytes()
 
     def open_input(self, path: str) -> pa.NativeFile:
         """Open for random reads."""
-        return pa.OSFile(self._prefix + path)
+        return pa.OSFile(self._at(path))
 
     def forget_cached(self, path: str) -> None:
         """Drop clean pages: after a failed sync memory may hold what the disk does not (F5)."""
-        with Path(self._prefix + path).open("rb") as file:
+        with Path(self._at(path)).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def put_file(self, path: str, data: pa.Buffer) -> None:
         """Create the file and its folder; a file that could not be written whole is removed."""
-        target = Path(self._prefix + path)
+        target = Path(self._at(path))
         try:
             try:
                 target.write_bytes(data)
@@ -162,12 +190,12 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there."""
-        return Path(self._prefix + path).exists()
+        return Path(self._at(path)).exists()
 
     def names(self, path: str) -> list[str]:
         """Names in a folder, sorted."""
         try:
-            return sorted(entry.name for entry in os.scandir(self._prefix + path))
+            return sorted(entry.name for entry in os.scandir(self._at(path)))
         except FileNotFoundError:
             return []
 
@@ -176,17 +204,17 @@ class LocalStorage:
         found = []
         for name in self.names(path):
             with contextlib.suppress(FileNotFoundError):
-                status = Path(f"{self._prefix}{path}/{name}").stat()
+                status = Path(self._at(f"{path}/{name}")).stat()
                 found.append((name, status.st_size, status.st_mtime_ns // 1_000_000))
         return found
 
     def make_folder(self, path: str) -> None:
         """Create the folder and its parents."""
-        Path(self._prefix + path).mkdir(parents=True, exist_ok=True)
+        Path(self._at(path)).mkdir(parents=True, exist_ok=True)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write aside, then link: a name that exists is never replaced, a half file never seen."""
-        target = Path(self._prefix + path)
+        target = Path(self._at(path))
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{id(data):x}.tmp")
         try:
             temporary.write_bytes(data)
@@ -201,33 +229,44 @@ class LocalStorage:
 
     def replace(self, path: str, data: bytes) -> None:
         """Write aside, sync, rename, sync the folder."""
-        target = Path(self._prefix + path)
-        temporary = target.with_name(f".{target.name}.tmp")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(target)
-        self._sync_directory(target.parent)
+        target = Path(self._at(path))
+        # A name of its own: others may replace the same file at the same time.
+        writer = f"{os.getpid()}.{threading.get_ident():x}"
+        temporary = target.with_name(f".{target.name}.{writer}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync(target.parent)
+
+    def sync_path(self, path: str) -> None:
+        """Its own fsync: an error of it takes nothing from what sync_all will report (F5)."""
+        _sync(Path(self._at(path)))
 
     def rename(self, source: str, target: str) -> None:
         """Move a file or folder; the parent of the target must exist."""
-        Path(self._prefix + source).rename(self._prefix + target)
+        Path(self._at(source)).rename(self._at(target))
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
-        Path(self._prefix + path).unlink(missing_ok=True)
+        Path(self._at(path)).unlink(missing_ok=True)
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder with all it holds, if it is there."""
-        shutil.rmtree(self._prefix + path, ignore_errors=True)
+        shutil.rmtree(self._at(path), ignore_errors=True)
 
     def open_append(self, path: str) -> int:
         """Create a new file; the folder is synced so that the name survives a power cut."""
-        target = Path(self._prefix + path)
+        target = Path(self._at(path))
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            self._sync_directory(target.parent)
+            _sync(target.parent)
         except OSError:
             os.close(descriptor)
             target.unlink(missing_ok=True)
@@ -257,14 +296,21 @@ class LocalStorage:
         os.close(descriptor)
 
     def sync_all(self) -> None:
-        """One syncfs serves every commit since the last one."""
-        if self._libc.syncfs(self._root_descriptor) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        """One syncfs serves every commit since the last one.
 
-    def _sync_directory(self, folder: Path) -> None:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        The kernel tells an error once per descriptor, so it is remembered here, for ever (F5): of
+        two callers at the same time neither may be told that all is well.
+        """
+        with self._sync_lock:
+            if self._sync_error is None and self._libc.syncfs(self._root_descriptor) != 0:
+                self._sync_error = ctypes.get_errno()
+            if self._sync_error is not None:
+                raise OSError(self._sync_error, os.strerror(self._sync_error))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

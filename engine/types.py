@@ -20,7 +20,7 @@ StreamId = NewType("StreamId", int)
 """One incarnation of a stream: a name that is deleted and created again gets another id."""
 
 RESERVED_PREFIX: Final = "__ds"
-_FORBIDDEN_SEGMENTS: Final = frozenset({"", ".", "..", "_delta_log", "_checkpoints"})
+_FORBIDDEN_SEGMENTS: Final = frozenset({"", ".", "..", "_delta_log", "_checkpoints", "_settings"})
 
 
 def check_stream_name(name: str, *, bytes_max: int) -> StreamName:
@@ -99,14 +99,27 @@ class ProducerStamp(msgspec.Struct, frozen=True):
     seq: int
 
 
+class Ack(Enum):
+    """When an append is answered."""
+
+    WAL = "wal"
+    TABLE = "table"
+
+
 class AppendRequest(msgspec.Struct, frozen=True):
-    """Everything a POST says. An empty body with close=True only closes."""
+    """Everything a POST says. An empty body with close=True only closes, one with a fence only
+    raises the stream's version.
+    """
 
     content_type: str | None
     body: bytes
     close: bool = False
     producer: ProducerStamp | None = None
     stream_seq: str | None = None
+    fence: int | None = None
+    """The producer's version: refused if lower than the stream's, raises it if higher."""
+    ack: Ack | None = None
+    """None for what the stream's settings say."""
 
 
 class CreateResult(msgspec.Struct, frozen=True):
@@ -119,10 +132,13 @@ class CreateResult(msgspec.Struct, frozen=True):
 
 
 class AppendResult(msgspec.Struct, frozen=True):
-    """What an append did: the tail after it, and the producer state it left."""
+    """What an append did: the last offset it wrote, and the producer state it left."""
 
     tail: Offset
     closed: bool
+    count: int = 0
+    """Records written; their offsets end with ``tail`` and have no gap."""
+    ack: Ack = Ack.WAL
     duplicate: bool = False
     producer_epoch: int = 0
     producer_seq: int = 0
@@ -138,6 +154,31 @@ class StreamInfo(msgspec.Struct, frozen=True):
     closed: bool
     ttl_seconds: int | None
     expires_at: str | None
+    fence: int = 0
+
+
+class StreamSummary(msgspec.Struct, frozen=True):
+    """A stream in a list. A fork counts the records of its own."""
+
+    info: StreamInfo
+    records: int
+    bytes: int
+    """Files of the table, and payload that waits for its commit."""
+    files: int
+    last_append_ms: int | None
+    fault: str | None
+    """The code of what keeps the stream from being served."""
+
+
+class RecordsResult(msgspec.Struct, frozen=True):
+    """Single records, each with its own offset."""
+
+    kind: PayloadKind
+    records: list[tuple[Offset, bytes]]
+    end: Offset
+    """The position after the last of them."""
+    closed: bool
+    """The stream is closed, and this was its end."""
 
 
 class ReadResult(msgspec.Struct, frozen=True):

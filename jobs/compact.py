@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 from typing import TYPE_CHECKING
 
 from engine.clock import SystemClock
-from jobs.common.args import add_streams, make_parser, run_job, size
-from jobs.common.session import open_session
-from jobs.common.tables import find_folders, open_root, open_table
+from jobs.common.args import add_streams, make_parser, positive_int, run_job, size
+from jobs.common.session import WarmSession, open_session
+from jobs.common.supervise import for_each_table
+from jobs.common.tables import open_root
 from jobs.common.work import Worker
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from jobs.common.report import Report
     from jobs.common.settings import StreamSettings
+    from jobs.common.tables import StreamTable
 
 EPILOG = """examples:
   spark-submit jobs/compact.py --root data --stream orders
@@ -34,8 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_streams(parser)
     parser.add_argument("--target-file-bytes", type=size, help="size of a good file (128MiB)")
-    parser.add_argument("--files-min", type=int, help="fewer neighbours stay as they are (8)")
-    parser.add_argument("--rows-max", type=int, help="most rows of one file (20000000)")
+    parser.add_argument(
+        "--files-min", type=positive_int, help="fewer neighbours stay as they are (8)"
+    )
+    parser.add_argument("--rows-max", type=positive_int, help="most rows of one file (20000000)")
     parser.add_argument("--settle-seconds", type=int, help="leave files younger than this (10)")
     parser.add_argument("--round-bytes", type=size, help="most bytes of one commit (2GiB)")
     return run_job("compact", parser, compact, arguments)
@@ -45,13 +48,14 @@ def compact(options: argparse.Namespace, settings: StreamSettings, report: Repor
     """Compact every stream that was asked for."""
     storage = open_root(settings.general.root)
     worker = Worker(report, SystemClock(), row_group_bytes=settings.general.read.row_group_bytes)
-    session = cache(lambda: open_session("compact"))
+    session = WarmSession(lambda: open_session("compact"))
     keys = ("target_file_bytes", "files_min", "rows_max", "settle_seconds", "round_bytes")
     flags = {key: getattr(options, key) for key in keys}
-    for folder in find_folders(storage, options.stream):
-        table = open_table(storage, folder)
-        if table is not None:
-            worker.compact(table, settings.compact(table.name, flags), session)
+
+    def work(table: StreamTable) -> None:
+        worker.compact(table, settings.compact(table, flags), session)
+
+    for_each_table(storage, options.stream, report, work)
 
 
 if __name__ == "__main__":

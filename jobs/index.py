@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from engine.clock import SystemClock
 from jobs.common.args import add_streams, make_parser, run_job
-from jobs.common.tables import find_folders, open_root, open_table
+from jobs.common.supervise import for_each_table
+from jobs.common.tables import open_root
 from jobs.common.work import Worker
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def index(options: argparse.Namespace, settings: StreamSettings, report: Report)
     """Index every stream that was asked for."""
     storage = open_root(settings.general.root)
     worker = Worker(report, SystemClock(), row_group_bytes=settings.general.read.row_group_bytes)
-    for folder in find_folders(storage, options.stream):
-        table = open_table(storage, folder)
-        if table is not None:
-            worker.index(table)
+    for_each_table(storage, options.stream, report, worker.index)
 
 
 if __name__ == "__main__":

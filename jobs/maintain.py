@@ -7,20 +7,19 @@ priority, so that the server beside it keeps the machine.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from engine.clock import SystemClock
-from engine.errors import BottomlessError
 from engine.job_status import JobStatus, load_status, save_status
-from engine.table.companion import index_versions
-from jobs.common.args import add_streams, make_parser, run_job
+from engine.table.companion import indexed_version
+from jobs.common.args import add_streams, make_parser, positive_int, run_job
 from jobs.common.plan import plan_compaction
-from jobs.common.session import open_session
-from jobs.common.tables import StreamBusy, explain, find_folders, open_root, open_table
+from jobs.common.session import WarmSession, open_session
+from jobs.common.settings import BadJobSettings
+from jobs.common.stop import Stop, Stopped
+from jobs.common.supervise import SPARK_ERRORS, describe, for_each_table, is_gone
+from jobs.common.tables import StreamBusy, open_root
 from jobs.common.work import Worker, plan_trim
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from engine.clock import Clock
     from engine.storage import LocalStorage
     from jobs.common.report import Report
     from jobs.common.settings import StreamSettings
@@ -52,69 +52,99 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_streams(parser)
     parser.add_argument("--once", action="store_true", help="one round, then exit")
-    parser.add_argument("--interval", type=int, metavar="SECONDS", help="time between rounds (60)")
+    parser.add_argument(
+        "--interval", type=positive_int, metavar="SECONDS", help="time between rounds (60)"
+    )
     return run_job("maintain", parser, maintain, arguments)
 
 
 def maintain(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:
     """Rounds until SIGTERM, or one."""
-    os.nice(_NICE)
-    stopping = threading.Event()
-    if not options.once:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopping.set())
-    rounds = Rounds(settings, report, lambda: open_session("maintain"))
+    # Before Spark starts: its JVM is as polite as its parent.
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(nice, _NICE))
     interval_s = options.interval or settings.general.maintain.interval_seconds
-    while True:
-        rounds.run(options.stream)
-        if options.once or stopping.wait(interval_s):
-            return
-        # A report of one round is bounded; one of a year would not be.
-        report.streams.clear()
-        report.problems.clear()
+    with Stop() as stop:
+
+        def start() -> SparkSession:
+            session = open_session("maintain")
+            stop.arm()
+            return session
+
+        rounds = Rounds(settings, report, start)
+        try:
+            rounds.run(options.stream)
+            while not options.once:
+                stop.wait(interval_s)
+                report.begin_round()
+                rounds.run(options.stream)
+        except (Stopped, KeyboardInterrupt):
+            report.is_stopped = True
+        finally:
+            rounds.close()
 
 
 class Rounds:
     """What is remembered from one round to the next."""
 
     def __init__(
-        self, settings: StreamSettings, report: Report, session: Callable[[], SparkSession]
+        self,
+        settings: StreamSettings,
+        report: Report,
+        session: Callable[[], SparkSession],
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._report = report
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._storage: LocalStorage = open_root(settings.general.root)
-        self._session = cache(session)
+        self._session = WarmSession(session)
+        self._visited_ms = 0
         self._is_visit_due = False
         row_group_bytes = settings.general.read.row_group_bytes
         self.worker = Worker(report, self._clock, row_group_bytes=row_group_bytes)
 
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
     def run(self, names: list[str] | None) -> None:
-        """Look at every stream once."""
+        """Look at every stream once; what fails is reported and tried again the next time."""
+        try:
+            self._run(names)
+        except BadJobSettings:
+            raise
+        except Exception as error:  # noqa: BLE001  (supervised: the next round may go better)
+            self._report.fail(f"the round was cut short: {describe(error)}")
+
+    def _run(self, names: list[str] | None) -> None:
         begun_s = self._clock.monotonic_s()
         status = load_status(self._storage)
         every_ms = self._settings.general.maintain.retain_interval_seconds * 1000
-        visited_ms = status.jobs.get("retain", JobStatus()).succeeded_ms
+        visited_ms = max(status.visited_ms, self._visited_ms)
         self._is_visit_due = self._clock.now_ms() - visited_ms >= every_ms
         for verb in _VERBS:
             old = status.jobs.get(verb, JobStatus())
             status.jobs[verb] = JobStatus(old.succeeded_ms, old.failures)
-        for folder in find_folders(self._storage, names):
-            try:
-                table = open_table(self._storage, folder)
-                if table is not None:
-                    self._look_at(table, status.jobs)
-            except BottomlessError as error:
-                # One damaged stream does not keep the others from their maintenance.
-                self._report.fail(f"{folder}: {explain(error)}")
+        for_each_table(
+            self._storage, names, self._report, lambda table: self._look_at(table, status.jobs)
+        )
         status.round_ms = self._clock.now_ms()
         status.round_seconds = round(self._clock.monotonic_s() - begun_s, 3)
+        if self._is_visit_due:
+            self._visited_ms = status.round_ms
+            if not names:
+                # Only then every stream had its turn, and a restart need not visit them again.
+                status.visited_ms = status.round_ms
         if not self._report.is_dry:
-            save_status(self._storage, status)
+            try:
+                save_status(self._storage, status)
+            except OSError as error:
+                self._report.fail(f"the status cannot be written: {describe(error)}")
 
     def _look_at(self, table: StreamTable, status: dict[str, JobStatus]) -> None:
-        compact = self._settings.compact(table.name, {})
-        retain = self._settings.retain(table.name, {})
+        compact = self._settings.compact(table, {})
+        retain = self._settings.retain(table, {})
         now_ms = self._clock.now_ms()
         doomed = plan_trim(table, retain, now_ms=now_ms)
         if doomed or self._is_visit_due:
@@ -157,16 +187,20 @@ class Rounds:
             entry = work()
         except StreamBusy as error:
             self._report.say(f"{table.name}: {error.message}; next time")
-        except BottomlessError as error:
+        except Exception as error:  # (supervised: one line, and the next verb)
+            if isinstance(error, SPARK_ERRORS):
+                # Whether it can still be trusted nobody knows; a new one costs seconds.
+                self._session.close()
+            if is_gone(self._storage, table.folder, table):
+                raise
             status[verb].failures += 1
-            self._report.fail(f"{table.name}: {verb}: {explain(error)}")
+            self._report.fail(f"{table.name}: {verb}: {describe(error)}")
         else:
             entry["job"], entry["reason"] = verb, reason
             status[verb].succeeded_ms = self._clock.now_ms()
 
     def _commits_behind(self, table: StreamTable) -> int:
-        indexed = max(index_versions(table.storage, table.folder), default=-1)
-        return table.state.version - indexed
+        return table.state.version - indexed_version(table.storage, table.folder)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
 
 from engine.clock import SystemClock
 from engine.errors import InvalidRequest
 from engine.format.offset import epoch_of
-from jobs.common.args import make_parser, run_job
+from jobs.common.args import make_parser, positive_float, run_job
+from jobs.common.lineage import Part, find_parts, require_untrimmed
 from jobs.common.ranges import OffsetRange, make_range
 from jobs.common.scan import ScanMeter, row_groups_in
 from jobs.common.session import open_session
@@ -21,6 +23,7 @@ from jobs.common.sinks import (
     RatePacer,
     Request,
     StreamSink,
+    output_folder,
     write_delta,
     write_files,
 )
@@ -28,7 +31,7 @@ from jobs.common.tables import find_table, open_root
 from jobs.common.transforms import in_offsets, with_key
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from jobs.common.report import Report
     from jobs.common.settings import StreamSettings
@@ -68,38 +71,53 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", help="folder, or URL of a stream")
     parser.add_argument("--overwrite", action="store_true", help="replace what lies in the folder")
     speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--rate", type=float, help="records a second, to a stream")
-    speed.add_argument("--pace", type=float, help="1 = as it was recorded, 10 = ten times faster")
+    speed.add_argument("--rate", type=positive_float, help="records a second, to a stream")
+    speed.add_argument(
+        "--pace", type=positive_float, help="1 = as it was recorded, 10 = ten times faster"
+    )
     return run_job("replay", parser, replay, arguments)
 
 
 def replay(options: argparse.Namespace, settings: StreamSettings, report: Report) -> None:
     """Read the range, write the sink, report what was scanned."""
-    clock = SystemClock()
-    table = find_table(open_root(settings.general.root), options.stream)
-    wanted = _range(options, clock.now_ms())
-    if options.output is None and not report.is_dry:
-        raise InvalidRequest("--output is missing", hint="Name a folder, or a stream's URL.")
+    now_ms = SystemClock().now_ms()
+    storage = open_root(settings.general.root)
+    table = find_table(storage, options.stream)
+    wanted = _range(options, now_ms)
+    parts = find_parts(storage, table, wanted)
+    if options.output is None:
+        if not report.is_dry:
+            raise InvalidRequest("--output is missing", hint="Name a folder, or a stream's URL.")
+    elif options.to != "stream":
+        output_folder(options.output, storage.root)
     if options.to == "stream":
-        _require_settled(wanted, table, clock.now_ms())
-    groups, groups_total = row_groups_in(table, wanted)
+        _require_settled(wanted, parts, now_ms)
+        require_untrimmed(parts, wanted)
+    groups = [row_groups_in(part.table, part.range) for part in parts]
     entry = report.add(
         table.name,
         version=table.state.version,
-        files=len(table.state.files),
-        bytes=table.bytes,
-        row_groups=groups,
-        row_groups_in_files=groups_total,
+        files=sum(len(part.table.state.files) for part in parts),
+        bytes=sum(part.table.bytes for part in parts),
+        row_groups=sum(touched for touched, _ in groups),
+        row_groups_in_files=sum(total for _, total in groups),
     )
     entry |= wanted.render()
     spark = open_session("replay")
-    rows = select_rows(spark, table, wanted, key=options.key, where=options.where)
+    rows = reduce(
+        DataFrame.unionByName,
+        (
+            select_rows(spark, part.table, part.range, key=options.key, where=options.where)
+            for part in parts
+        ),
+    )
     meter = ScanMeter(spark)
     with report.progress(f"{table.name}: replay", spark):
         if report.is_dry:
             entry["rows"] = rows.count()
         else:
-            _write(options, table, wanted, rows, report)
+            token = settings.general.token.get_secret_value()
+            _write(options, parts, wanted, rows, report, token=token)
     scanned = meter.read()
     entry["files_scanned"], entry["bytes_scanned"] = scanned.files, scanned.bytes
 
@@ -112,7 +130,7 @@ def select_rows(
     key: str | None,
     where: str | None,
 ) -> DataFrame:
-    """The range as a DataFrame. Delta skips days and files, Parquet skips row groups."""
+    """A range of one table as a DataFrame. Delta skips days and files, Parquet skips row groups."""
     first, last = wanted.days
     rows = (
         spark.read.format("delta")
@@ -127,12 +145,14 @@ def select_rows(
 
 def _write(
     options: argparse.Namespace,
-    table: StreamTable,
+    parts: list[Part],
     wanted: OffsetRange,
     rows: DataFrame,
     report: Report,
+    *,
+    token: str,
 ) -> None:
-    entry = report.streams[-1]
+    entry, table = report.streams[-1], parts[-1].table
     facts = {**wanted.render(), "key": options.key, "where": options.where}
     request = Request(table.meta.id, {**facts, "stream": table.name})
     # A global sort samples first, which reads everything twice; a small range needs none.
@@ -141,14 +161,22 @@ def _write(
         rows.coalesce(1).sortWithinPartitions("offset") if is_small else rows.orderBy("offset")
     )
     if options.to == "stream":
-        sink = StreamSink(options.output, table.meta.content_type, table.kind, request)
         clock = SystemClock()
-        with report.progress(f"{table.name}: sent") as step:
-            pacer = RatePacer(clock, rate=options.rate, pace=options.pace)
-            sink.write(ordered.toLocalIterator(prefetchPartitions=True), pacer, step, clock)
+        pacer = RatePacer(clock, rate=options.rate, pace=options.pace)
+        content_type = table.meta.content_type
+        with (
+            StreamSink(options.output, content_type, table.kind, request, token=token) as sink,
+            report.progress(f"{table.name}: sent") as step,
+        ):
+            planned = ordered.toLocalIterator(prefetchPartitions=True)
+            # Spark has chosen the files by now, maybe after a trim that was not there before.
+            for part in parts:
+                part.table.refresh()
+            require_untrimmed(parts, wanted)
+            sink.write(planned, pacer, step, clock)
         entry["rows"], entry["rows_known"] = sink.sent, sink.known
         return
-    target = Path(options.output)
+    target = output_folder(options.output, table.storage.root)
     if options.to == "delta":
         write_delta(ordered, target, request)
         return
@@ -171,9 +199,9 @@ def _range(options: argparse.Namespace, now_ms: int) -> OffsetRange:
         raise InvalidRequest(str(error)) from error
 
 
-def _require_settled(wanted: OffsetRange, table: StreamTable, now_ms: int) -> None:
+def _require_settled(wanted: OffsetRange, parts: list[Part], now_ms: int) -> None:
     """A replay to a stream can only be repeated if its range can not grow any more."""
-    if wanted.through <= table.state.committed:
+    if all(part.range.through <= part.table.state.committed for part in parts):
         return
     if not wanted.is_bounded or epoch_of(wanted.through) > now_ms - _SETTLED_MS:
         raise InvalidRequest(

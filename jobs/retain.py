@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from engine.clock import SystemClock
 from engine.write.trash import TRASH_FOLDER
 from jobs.common.args import add_streams, duration_seconds, make_parser, run_job, size
-from jobs.common.tables import find_folders, open_root, open_table
+from jobs.common.supervise import for_each_table
+from jobs.common.tables import open_root
 from jobs.common.work import Worker
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from engine.storage import LocalStorage
     from jobs.common.report import Report
     from jobs.common.settings import StreamSettings
+    from jobs.common.tables import StreamTable
 
 EPILOG = """examples:
   spark-submit jobs/retain.py --root data --stream orders --age 30d
@@ -48,10 +50,11 @@ def retain(options: argparse.Namespace, settings: StreamSettings, report: Report
         "records": options.records,
         "vacuum_hours": options.vacuum_hours,
     }
-    for folder in find_folders(storage, options.stream):
-        table = open_table(storage, folder)
-        if table is not None:
-            worker.retain(table, settings.retain(table.name, flags))
+
+    def work(table: StreamTable) -> None:
+        worker.retain(table, settings.retain(table, flags))
+
+    for_each_table(storage, options.stream, report, work)
     if not options.stream:
         report.totals["trash_removed"] = empty_trash(storage, is_dry=options.dry_run)
 

@@ -7,9 +7,11 @@ cd "$(dirname "$0")/.."
 bin=$1 root=$2 host=$3 port=$4
 
 maintain() {
-    # In a process group of its own children: when the server ends, so does this.
+    # The shell becomes Python, and Spark's JVM is a child of that: one signal ends them all.
     local log="$root/_jobs/maintain.log"
     mkdir -p "$root/_jobs"
+    # The one before is kept, so that the log never grows for years.
+    [ ! -e "$log" ] || mv -f "$log" "$log.1"
     if [ ! -e .venv/delta-jars/.stamp ]; then
         make --no-print-directory jars >>"$log" 2>&1 || return 0
     fi
@@ -33,4 +35,10 @@ wait $server || code=$?
 # A trapped signal ends the first wait early: wait again for the drain.
 while kill -0 $server 2>/dev/null; do wait $server || code=$?; done
 kill -TERM $keeper 2>/dev/null || true
+# It ends within seconds; what does not is not left behind.
+for _ in {1..150}; do
+    kill -0 $keeper 2>/dev/null || exit $code
+    sleep 0.1
+done
+kill -KILL $keeper 2>/dev/null || true
 exit $code

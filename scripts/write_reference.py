@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from api.settings import Settings
 from engine import metrics
@@ -55,11 +55,14 @@ def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-def sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    """The nested sections of the settings."""
-    for name, field in Settings.model_fields.items():
+def sections(
+    model: type[BaseModel] = Settings, prefix: str = ""
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The nested sections of the settings, however deep."""
+    for name, field in model.model_fields.items():
         if isinstance(field.default, BaseModel):
-            yield name, type(field.default)
+            yield prefix + name, type(field.default)
+            yield from sections(type(field.default), f"{prefix}{name}.")
 
 
 def settings_page() -> str:
@@ -98,6 +101,8 @@ def table(prefix: str, fields: Iterator[tuple[str, FieldInfo]]) -> list[str]:
 def value(field: FieldInfo) -> str:
     """The default as TOML spells it."""
     default = field.default
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()
     return json.dumps(str(default) if isinstance(default, Path) else default)
 
 

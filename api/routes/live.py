@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from api.asgi import NO_STORE, Headers, respond
 from api.chunk import chunk_headers, etag, join_pieces
+from api.errors import Unauthorized
 from api.protocol import SSE_TYPE
 from api.sse import render_control, render_data
 from engine import BottomlessError, PayloadKind, payload_kind
@@ -20,34 +21,55 @@ from engine.errors import StreamNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from api.asgi import Exchange, Receive, Send
+    from api.asgi import Exchange, Send
+    from api.auth.gate import Gate
     from api.routes.streams import StreamDialect
     from engine import Follower, Offset, ReadResult
 
 _NO_CACHE: Final = (b"cache-control", b"no-cache")
+_PRIVATE: Final = (b"cache-control", b"private, no-cache")
 _BASE64: Final = (b"stream-sse-data-encoding", b"base64")
+
+
+class Waiting(Protocol):
+    """Something that waits, and can be told to stop."""
+
+    def interrupt(self) -> None:
+        """End the wait that runs now, if any."""
 
 
 class Client:
     """The other end of a live read."""
 
     is_gone = False
+    is_refused = False
+    """Its token was revoked or has expired meanwhile."""
+
+    def check(self) -> None:
+        """Unauthorized if it may not read any more."""
+        if self.is_refused:
+            raise Unauthorized("this token does not count any more", hint="Get another one.")
 
 
 @contextlib.contextmanager
-def watch_client(receive: Receive, follower: Follower) -> Iterator[Client]:
-    """Notice that the client has gone, and end the wait it no longer needs."""
+def watch_client(exchange: Exchange, follower: Waiting, gate: Gate) -> Iterator[Client]:
+    """Notice that the client has gone, or may not read any more, and end the wait it is in."""
     client = Client()
 
     async def until_gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
+        while (await exchange.receive())["type"] != "http.disconnect":
             pass
         client.is_gone = True
         follower.interrupt()
 
+    def refuse() -> None:
+        client.is_refused = True
+        follower.interrupt()
+
     task = asyncio.get_running_loop().create_task(until_gone())
     try:
-        yield client
+        with gate.watch(exchange.scope, refuse):
+            yield client
     finally:
         task.cancel()
 
@@ -61,7 +83,7 @@ async def long_poll(
     is_over = False
     with (
         dialect.log.follow(exchange.name, "long-poll") as follower,
-        watch_client(exchange.receive, follower) as peer,
+        watch_client(exchange, follower, dialect.gate) as peer,
     ):
         while True:
             if follower.is_gone:
@@ -73,10 +95,13 @@ async def long_poll(
             is_over = remaining_ms <= 0 or not await follower.wait(remaining_ms)
             if peer.is_gone:
                 return
+            peer.check()
     reply = chunk_headers(result)
     reply.append((b"stream-cursor", dialect.cursor(cursor).encode("ascii")))
     if result.pieces:
         reply.append((b"etag", etag(result)))
+        if dialect.gate.is_on:
+            reply.append(_PRIVATE)
         await respond(exchange.send, 200, reply, join_pieces(result))
     else:
         reply.append(NO_STORE)
@@ -90,11 +115,12 @@ async def follow_by_sse(
     send = exchange.send
     with (
         dialect.log.follow(exchange.name, "sse") as follower,
-        watch_client(exchange.receive, follower) as peer,
+        watch_client(exchange, follower, dialect.gate) as peer,
     ):
         # Before the status is sent: an offset that is not retained any more is a 410, not an end.
         result = await follower.read(position)
-        headers: Headers = [(b"content-type", SSE_TYPE), _NO_CACHE]
+        no_cache = _PRIVATE if dialect.gate.is_on else _NO_CACHE
+        headers: Headers = [(b"content-type", SSE_TYPE), no_cache]
         if payload_kind(follower.info.content_type) is PayloadKind.BYTES:
             headers.append(_BASE64)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -115,7 +141,7 @@ async def _send_events(
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + dialect.http.sse_lifetime_ms / 1000
     control_is_due = True
-    while not peer.is_gone and not follower.is_gone:
+    while not peer.is_gone and not peer.is_refused and not follower.is_gone:
         if result.pieces or result.closed or control_is_due:
             control_is_due = False
             control = render_control(

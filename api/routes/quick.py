@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from api.asgi import Headers
+    from api.auth.gate import Gate
+    from api.auth.grants import Grant
     from api.settings import HttpSettings
     from engine import AppendResult, Log, ProducerStamp, StreamName
     from engine.settings import LimitSettings
@@ -40,6 +42,8 @@ _PLAIN: Final = frozenset(
         b"accept",
         b"accept-encoding",
         b"accept-language",
+        b"auth",
+        b"authorization",
         b"connection",
         b"content-length",
         b"content-type",
@@ -57,10 +61,14 @@ _PLAIN: Final = frozenset(
 class Plan:
     """What the head of an append asks for; the same head asks for the same."""
 
-    __slots__ = ("body_bytes", "content_type", "name", "producer", "stream_seq")
+    __slots__ = ("body_bytes", "content_type", "grant", "name", "producer", "stream_seq")
 
-    def __init__(self, name: StreamName, body_bytes: int, request: AppendRequest) -> None:
+    def __init__(
+        self, name: StreamName, body_bytes: int, request: AppendRequest, grant: Grant | None
+    ) -> None:
         self.name = name
+        self.grant = grant
+        """Whose append it is, where that matters; it must still hold each time."""
         self.body_bytes = body_bytes
         self.content_type: str | None = request.content_type
         self.producer: ProducerStamp | None = request.producer
@@ -70,8 +78,11 @@ class Plan:
 class QuickAppend:
     """Recognises plain appends and submits them."""
 
-    def __init__(self, log: Log, http: HttpSettings, limits: LimitSettings) -> None:
+    def __init__(self, log: Log, http: HttpSettings, limits: LimitSettings, gate: Gate) -> None:
         self._log = log
+        self._gate = gate
+        # Who may read the answer then depends on the origin: that is the route's affair.
+        self._plain = _PLAIN if "*" in http.cors_origins else _PLAIN - {b"origin"}
         self._limits = limits
         self._head_bytes_max = min(_HEAD_BYTES_MAX, http.header_bytes)
         self._body_bytes_max = min(_BODY_BYTES_MAX, limits.body_bytes)
@@ -85,6 +96,11 @@ class QuickAppend:
         plan = self._plans.get(head) or self._plan(head)
         if plan is None or len(data) - end != plan.body_bytes:
             return False
+        grant = plan.grant
+        if grant is not None and not self._gate.holds(grant):
+            # It may hold again (the rate), or another one may: look anew next time.
+            self._plans.pop(head, None)
+            return False
         request = AppendRequest(
             content_type=plan.content_type,
             body=data[end:],
@@ -92,11 +108,14 @@ class QuickAppend:
             stream_seq=plan.stream_seq,
         )
         try:
-            return self._log.append_soon(
+            is_taken = self._log.append_soon(
                 plan.name, request, lambda outcome: _answer(request, outcome, reply)
             )
         except BottomlessError:
             return False
+        if is_taken and grant is not None:
+            self._gate.spend(grant)
+        return is_taken
 
     def _plan(self, head: bytes) -> Plan | None:
         match = _HEAD.fullmatch(head)
@@ -105,10 +124,11 @@ class QuickAppend:
             return None
         try:
             name = parse_stream_path(match[1], bytes_max=self._limits.name_bytes)
+            grant = self._gate.quick_grant(headers, "append", name)
             request = parse_append(headers, self._limits)
         except BottomlessError:
             return None
-        plan = Plan(name, int(headers[b"content-length"]), request)
+        plan = Plan(name, int(headers[b"content-length"]), request, grant)
         if request.producer is None and request.stream_seq is None:
             # Heads with numbers that rise never come again.
             if len(self._plans) >= _PLANS_MAX:
@@ -126,7 +146,7 @@ class QuickAppend:
         length = headers.get(b"content-length", b"")
         is_plain = (
             len(headers) == len(lines) <= self._header_count
-            and headers.keys() <= _PLAIN
+            and headers.keys() <= self._plain
             and b"host" in headers
             and headers.get(b"connection", b"keep-alive") == b"keep-alive"
             and 0 < len(length) <= len(str(_BODY_BYTES_MAX))

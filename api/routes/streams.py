@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from api.asgi import ALLOW, NO_STORE, PREFLIGHT, Exchange, Headers, Receive, Scope, Send, respond
+from api.asgi import ALLOW, NO_STORE, Exchange, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
 from api.chunk import CLOSED, chunk_headers, etag, join_pieces
-from api.errors import BadHeader, problem, render_error
+from api.errors import BadHeader, Forbidden, problem, render_error
 from api.protocol import (
     etag_matches,
+    headers_by_name,
     next_cursor,
     parse_closed,
     parse_content_type,
@@ -23,45 +24,42 @@ from api.protocol import (
     parse_query,
     parse_stream_path,
 )
+from api.refusal import send_refusal
 from api.routes.append import parse_append, render_append
 from api.routes.live import follow_by_sse, long_poll
+from api.since import position_since
 from engine import (
     BottomlessError,
     CreateRequest,
     ForkRequest,
     format_wire,
-    metrics,
     parse_offset,
 )
-from engine.errors import InvalidRequest
+from engine.errors import BadOffset, InvalidRequest, StreamNotFound
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
+    from api.auth.gate import Gate
+    from api.auth.grants import Action
     from api.settings import HttpSettings
-    from engine import Clock, Log, ReadResult
+    from engine import Clock, Log, ReadResult, StreamName
     from engine.settings import LimitSettings
 
 # A full chunk never changes. The last one does: it may be kept, but only used after asking (ETag).
 _CACHE_CHUNK: Final = (b"cache-control", b"public, max-age=60, stale-while-revalidate=300")
 _CACHE_TAIL: Final = (b"cache-control", b"no-cache")
-_ONLY_ONCE: Final = frozenset(
-    {
-        b"content-type",
-        b"content-encoding",
-        b"producer-id",
-        b"producer-epoch",
-        b"producer-seq",
-        b"stream-closed",
-        b"stream-expires-at",
-        b"stream-fork-offset",
-        b"stream-fork-sub-offset",
-        b"stream-forked-from",
-        b"stream-seq",
-        b"stream-ttl",
-    }
-)
+# What a token opens is for whoever showed it, and for no cache between.
+_KEEP_CHUNK: Final = (b"cache-control", b"private, max-age=60, stale-while-revalidate=300")
+_KEEP_TAIL: Final = (b"cache-control", b"private, no-cache")
+_ACTIONS: Final[dict[str, Action]] = {
+    "GET": "read",
+    "HEAD": "read",
+    "POST": "append",
+    "PUT": "create",
+    "DELETE": "delete",
+}
 
 
 class StreamDialect:
@@ -73,11 +71,15 @@ class StreamDialect:
         http: HttpSettings,
         limits: LimitSettings,
         *,
+        gate: Gate,
         clock: Clock,
         rng: random.Random,
     ) -> None:
         self.log = log
         self.http = http
+        self.gate = gate
+        self._cache_chunk = _KEEP_CHUNK if gate.is_on else _CACHE_CHUNK
+        self._cache_tail = _KEEP_TAIL if gate.is_on else _CACHE_TAIL
         self._limits = limits
         self._clock = clock
         self._rng = rng
@@ -92,9 +94,6 @@ class StreamDialect:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Errors of the engine become problem bodies here and nowhere else."""
         method = scope["method"]
-        if method == "OPTIONS":
-            await respond(send, 204, PREFLIGHT)
-            return
         handler = self._handlers.get(method)
         if handler is None:
             body = problem(405, "method_not_allowed", f"{method} is not a method of streams")
@@ -103,17 +102,12 @@ class StreamDialect:
             return
         try:
             name = parse_stream_path(scope["raw_path"], bytes_max=self._limits.name_bytes)
-            await handler(Exchange(scope, _headers(scope), name, receive, send))
+            self.gate.require(scope, _ACTIONS[method], name)
+            await handler(Exchange(scope, headers_by_name(scope["headers"]), name, receive, send))
         except ClientGone:
             return
         except BottomlessError as error:
-            if method == "POST":
-                metrics.append_rejected.labels(code=error.code).inc()
-            status, headers, body = render_error(error)
-            if status in (413, 415):
-                # The rest of the body is not looked at: the connection ends with it.
-                headers.append((b"connection", b"close"))
-            await respond(send, status, headers, body)
+            await send_refusal(send, method, error, render_error)
 
     def cursor(self, asked: str | None) -> str:
         """The cursor of a live response."""
@@ -124,7 +118,8 @@ class StreamDialect:
     async def _post(self, exchange: Exchange) -> None:
         limits = self._limits
         check_framing(exchange.headers, limits.body_bytes)
-        request = parse_append(exchange.headers, limits)
+        ack = parse_query(exchange.scope["query_string"]).get("ack")
+        request = parse_append(exchange.headers, limits, ack)
         body = await read_body(exchange.receive, limits.body_bytes)
         request = msgspec.structs.replace(request, body=body)
         result = await self.log.append(exchange.name, request)
@@ -133,8 +128,9 @@ class StreamDialect:
 
     async def _put(self, exchange: Exchange) -> None:
         check_framing(exchange.headers, self._limits.body_bytes)
+        fork = self._fork_request(exchange)
         body = await read_body(exchange.receive, self._limits.body_bytes)
-        request = self._create_request(exchange.headers, body)
+        request = self._create_request(exchange.headers, body, fork)
         result = await self.log.create(exchange.name, request)
         reply: Headers = [
             (b"content-type", result.content_type.encode("ascii")),
@@ -147,7 +143,9 @@ class StreamDialect:
             reply.append((b"location", location))
         await respond(exchange.send, 201 if result.created else 200, reply)
 
-    def _create_request(self, headers: dict[bytes, bytes], body: bytes) -> CreateRequest:
+    def _create_request(
+        self, headers: dict[bytes, bytes], body: bytes, fork: ForkRequest | None
+    ) -> CreateRequest:
         ttl, expires = headers.get(b"stream-ttl"), headers.get(b"stream-expires-at")
         if ttl is not None and expires is not None:
             raise BadHeader("Stream-TTL and Stream-Expires-At exclude each other")
@@ -161,10 +159,11 @@ class StreamDialect:
             expires_at_ms=expires_at_ms,
             closed=parse_closed(headers.get(b"stream-closed")),
             body=body,
-            fork=self._fork_request(headers),
+            fork=fork,
         )
 
-    def _fork_request(self, headers: dict[bytes, bytes]) -> ForkRequest | None:
+    def _fork_request(self, exchange: Exchange) -> ForkRequest | None:
+        headers = exchange.headers
         source = headers.get(b"stream-forked-from")
         offset = headers.get(b"stream-fork-offset")
         sub_offset = headers.get(b"stream-fork-sub-offset")
@@ -172,11 +171,20 @@ class StreamDialect:
             if offset is not None or sub_offset is not None:
                 raise BadHeader("fork offsets need Stream-Forked-From")
             return None
+        name = parse_stream_path(source, bytes_max=self._limits.name_bytes)
+        self._require_source(exchange.scope, name)
         return ForkRequest(
-            parse_stream_path(source, bytes_max=self._limits.name_bytes),
+            name,
             None if offset is None else parse_offset(offset.decode("latin-1")),
             0 if sub_offset is None else parse_number(sub_offset, "Stream-Fork-Sub-Offset"),
         )
+
+    def _require_source(self, scope: Scope, name: StreamName) -> None:
+        """A fork reads its source: one that may not be read looks like one that is missing."""
+        try:
+            self.gate.require(scope, "read", name)
+        except Forbidden as error:
+            raise StreamNotFound("there is no such stream", hint="Create it with PUT.") from error
 
     def _base_url(self, scope: Scope) -> bytes:
         """Never from the Host header: whoever sends a request does not choose where others go."""
@@ -210,14 +218,24 @@ class StreamDialect:
     async def _get(self, exchange: Exchange) -> None:
         info = self.log.head(exchange.name)
         query = parse_query(exchange.scope["query_string"])
-        offset, live = query.get("offset"), query.get("live")
-        position = parse_position(offset, tail=info.tail)
+        offset, since, live = query.get("offset"), query.get("since"), query.get("live")
+        if since is None:
+            position = parse_position(offset, tail=info.tail)
+        elif offset is None:
+            position = await position_since(
+                self.log, exchange.name, since, now_ms=self._clock.now_ms()
+            )
+        else:
+            raise BadOffset("offset and since exclude each other")
         if live is None:
             result = await self.log.read(exchange.name, position)
-            await self._catch_up(exchange, result, is_now=offset == "now")
+            is_moving = offset == "now" or since is not None
+            await self._catch_up(exchange, result, is_moving=is_moving)
             return
-        if offset is None:
-            raise InvalidRequest("live reads need an offset", hint="Add offset=-1 or offset=now.")
+        if offset is None and since is None:
+            raise InvalidRequest(
+                "live reads need an offset", hint="Add offset=-1, offset=now or since=-1h."
+            )
         cursor = query.get("cursor")
         if live == "long-poll":
             await long_poll(self, exchange, position, cursor)
@@ -226,27 +244,16 @@ class StreamDialect:
         else:
             raise InvalidRequest("live must be long-poll or sse")
 
-    async def _catch_up(self, exchange: Exchange, result: ReadResult, *, is_now: bool) -> None:
+    async def _catch_up(self, exchange: Exchange, result: ReadResult, *, is_moving: bool) -> None:
+        """``is_moving``: the same request means something else a moment later."""
         reply = chunk_headers(result)
-        if is_now:
+        if is_moving:
             reply.append(NO_STORE)
         else:
             tag = etag(result)
             reply.append((b"etag", tag))
-            reply.append(_CACHE_TAIL if result.up_to_date else _CACHE_CHUNK)
+            reply.append(self._cache_tail if result.up_to_date else self._cache_chunk)
             if etag_matches(exchange.headers.get(b"if-none-match"), tag):
                 await respond(exchange.send, 304, reply)
                 return
         await respond(exchange.send, 200, reply, join_pieces(result))
-
-
-def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """By name. A protocol header that is sent twice could mean either value: refused."""
-    pairs = scope["headers"]
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        for name in _ONLY_ONCE & found.keys():
-            if names.count(name) > 1:
-                raise BadHeader(f"{name.decode('ascii')} is sent more than once")
-    return found

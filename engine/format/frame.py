@@ -56,6 +56,9 @@ class AppendMeta(msgspec.Struct, frozen=True, array_like=True):
     producer_epoch: int = 0
     producer_seq: int = 0
     stream_seq: str | None = None
+    fence: int | None = None
+    settings: str | None = None
+    """JSON: the stream's settings from here on, whole."""
 
 
 class StreamMeta(msgspec.Struct, frozen=True):

@@ -52,8 +52,9 @@ def format_stored(offset: Offset) -> str:
 
 def format_wire(offset: Offset) -> str:
     """The form of the Durable Streams dialect: ``epoch_counter``."""
-    digits = f"{offset:032d}"
-    return f"{digits[:16]}_{digits[16:]}"
+    # In every answer to an append: half the time of two f-strings.
+    digits = str(offset).zfill(OFFSET_DIGITS)
+    return digits[:16] + "_" + digits[16:]
 
 
 def parse_offset(text: str) -> Offset:

@@ -6,22 +6,20 @@ between two steps is not noticed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from engine import metrics
 from engine.errors import OffsetTrimmed, StreamNotFound, TableDamaged
-from engine.format.offset import START
 from engine.index.files import OffsetIndex
+from engine.read.chunk import Chunk, RecordChunk
 from engine.read.rowgroups import RowGroups
 from engine.table.actions import EPOCH_APP
 from engine.table.replay import load_state, newer_entries
 from engine.table.state import NO_VERSION, TableState
-from engine.types import Offset, ReadResult
+from engine.types import Offset, ReadResult, RecordsResult
 
 if TYPE_CHECKING:
     from engine.clock import Clock
-    from engine.format.batch import Batch
     from engine.format.run import Run
     from engine.settings import ReadSettings
     from engine.storage import Storage
@@ -45,70 +43,6 @@ def lineage(stream: Stream) -> list[tuple[Stream, Offset]]:
         stream = stream.source
         found.append((stream, limit))
     return found[::-1]
-
-
-@dataclass(slots=True)
-class Chunk:
-    """A read in progress."""
-
-    start: Offset
-    position: Offset
-    bytes_max: int
-    size: int = 0
-    is_full: bool = False
-    pieces: list[bytes | memoryview] = field(default_factory=list)
-
-    @property
-    def room(self) -> int:
-        """Bytes that still fit."""
-        return self.bytes_max - self.size
-
-    def skip_trimmed(self, trimmed: Offset) -> None:
-        """Records up to ``trimmed`` are gone: fine for who reads from the start, and only then."""
-        if self.pieces:
-            self.is_full = True
-        elif self.start == START:
-            self.start = self.position = trimmed
-        else:
-            raise OffsetTrimmed(trimmed)
-
-    def take(self, piece: bytes | memoryview, position: Offset) -> None:
-        """Add joined records up to ``position``."""
-        self.pieces.append(piece)
-        self.size += len(piece)
-        self.position = position
-        self.is_full = self.size >= self.bytes_max
-
-    def take_run(self, run: Run, limit: Offset) -> bool:
-        """Add what a row group holds after the position; False if that is nothing.
-
-        A row group that does not fit is taken whole into a chunk that is less than half full, so
-        that the next chunk begins where a row group begins.
-        """
-        begin, last = run.index_after(self.position), run.index_after(limit)
-        if begin >= last:
-            return False
-        end = min(last, max(begin + 1, run.count_within(begin, self.bytes_max)))
-        if end <= begin or (
-            self.pieces and len(run.cut(begin, end)) > self.room + self.bytes_max // 2
-        ):
-            self.is_full = True
-            return True
-        self.take(run.cut(begin, end), run.offset_at(end - 1))
-        return True
-
-    def take_batch(self, batch: Batch, limit: Offset) -> None:
-        """Add what a batch holds after the position, as far as it fits."""
-        rest = batch.skip(max(0, self.position - batch.first + 1))
-        if rest.last > limit:
-            rest = rest.take(limit - rest.first + 1)
-        fitting = rest.count_within(self.room)
-        if fitting == 0 and self.pieces:
-            self.is_full = True
-            return
-        taken = rest.take(max(1, fitting))
-        self.take(taken.data, taken.last)
-        self.is_full = self.is_full or taken.count < rest.count
 
 
 class Reader:
@@ -150,6 +84,32 @@ class Reader:
             closed=stream.closed and reached,
         )
 
+    async def read_records(self, stream: Stream, chunk: RecordChunk) -> RecordsResult:
+        """Fill the chunk with single records."""
+        for part, limit in lineage(stream):
+            await self._read_part(part, limit, chunk)
+            if chunk.is_full:
+                break
+        metrics.read_bytes.inc(chunk.size)
+        if stream.gone:
+            raise StreamNotFound("the stream was deleted while it was read")
+        reached = not chunk.is_full or chunk.position >= stream.tail
+        return RecordsResult(
+            kind=stream.kind,
+            records=chunk.records,
+            end=max(chunk.position, stream.tail) if reached else chunk.position,
+            closed=stream.closed and reached,
+        )
+
+    async def table_of(self, stream: Stream) -> TableState | None:
+        """The stream's table as it is known; None if there is none.
+
+        One that nobody has read yet is loaded, and not kept: a list must not fill the memory.
+        """
+        if stream.table is None and stream.version != NO_VERSION:
+            return await self._row_groups.on_thread(self._load_state, stream)
+        return stream.table
+
     async def append_at(self, stream: Stream, position: Offset, *, count_max: int) -> list[bytes]:
         """The first records of the append that begins after ``position``; empty at the tail."""
         for part, limit in lineage(stream):
@@ -169,9 +129,6 @@ class Reader:
     ) -> list[tuple[bytes, Offset]]:
         """Records after ``position`` up to the next append, within one row group or batch."""
         if position < stream.committed:
-            trimmed = (await self._index(stream)).trimmed
-            if position < min(trimmed, limit):
-                raise OffsetTrimmed(trimmed)
             found = await self._next_run(stream, position)
             if found is not None:
                 run, path, row_group = found
@@ -192,15 +149,15 @@ class Reader:
             return [(bytes(single.data), single.last) for single in singles]
         return []
 
-    async def _read_part(self, stream: Stream, limit: Offset, chunk: Chunk) -> None:
+    async def _read_part(self, stream: Stream, limit: Offset, chunk: Chunk | RecordChunk) -> None:
         """Records of one stream of the lineage, up to ``limit``."""
         while not chunk.is_full and chunk.position < min(limit, stream.tail):
             if chunk.position < stream.committed:
-                trimmed = min(limit, (await self._index(stream)).trimmed)
-                if chunk.position < trimmed:
-                    chunk.skip_trimmed(trimmed)
+                try:
+                    found = await self._next_run(stream, chunk.position)
+                except OffsetTrimmed as error:
+                    chunk.skip_trimmed(min(limit, Offset(error.earliest)))
                     continue
-                found = await self._next_run(stream, chunk.position)
                 if found is not None:
                     if not chunk.take_run(found[0], limit):
                         return
@@ -214,9 +171,15 @@ class Reader:
                 chunk.take_batch(batch, limit)
 
     async def _next_run(self, stream: Stream, position: Offset) -> tuple[Run, str, int] | None:
-        """The row group that holds the first committed record after ``position``."""
+        """The row group that holds the first committed record after ``position``.
+
+        OffsetTrimmed where records after it are gone: said by the very index that the run is found
+        with, for a trim may come to light between two looks.
+        """
         for _ in range(_INDEX_RELOADS_MAX):
             index = await self._index(stream)
+            if position < index.trimmed:
+                raise OffsetTrimmed(index.trimmed)
             files = index.after(position, count_max=1)
             if not files:
                 return None
@@ -236,7 +199,7 @@ class Reader:
     async def _index(self, stream: Stream) -> OffsetIndex:
         """The stream's index, no older than the last look for what jobs have changed."""
         table = stream.table
-        if table is None or stream.index is None:
+        if table is None:
             return await self._load_index(stream)
         now_ms = self._clock.monotonic_ms()
         if now_ms - stream.looked_ms >= _LOOK_INTERVAL_MS and not stream.is_committing:

@@ -88,7 +88,7 @@ class Registry:
             source = victim.source
             if source is not None:
                 source.forks -= 1
-                if source.forks == 0:
+                if source.forks + source.forks_pending + source.holds_pending == 0:
                     source.held = START
                     source.state_changed = True
             victim = source if source and source.soft_deleted and source.forks == 0 else None

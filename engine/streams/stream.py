@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.format.names import table_folder
 from engine.format.offset import START, parse_offset
+from engine.settings import NO_OVERRIDES, StreamOverrides, overlay
 from engine.streams.buffer import Tail
 from engine.streams.producers import ProducerState
 from engine.table.state import NO_VERSION, TableState
@@ -31,6 +32,8 @@ class Pending:
     closed_by: ProducerStamp | None = None
     producers: dict[str, ProducerState] = field(default_factory=dict)
     stream_seq: str | None = None
+    fence: int | None = None
+    settings: StreamOverrides | None = None
 
 
 class Stream:
@@ -48,6 +51,8 @@ class Stream:
         self.fork_offset = parse_offset(meta.fork_offset) if meta.fork_offset else START
         self.forks = 0
         self.forks_pending = 0
+        self.holds_pending = 0
+        """Forks that wait for the table to tell retention of them."""
         self.held = START
         """Up to here forks read its records; told to the table, for retention to leave them."""
 
@@ -57,6 +62,13 @@ class Stream:
         self.closed_by: ProducerStamp | None = None
         self.producers: dict[str, ProducerState] = {}
         self.stream_seq: str | None = None
+        self.fence = 0
+        """The highest version a producer has shown; a lower one may not append."""
+        self.settings = NO_OVERRIDES
+        """Its own; None in them for what it inherits."""
+        self.in_force = NO_OVERRIDES
+        """Its own on top of what conf/streams.toml says; None for the server's."""
+        self._inherited = NO_OVERRIDES
         self.soft_deleted = False
         self.gone = False
         self.accessed_ms = accessed_ms
@@ -124,6 +136,42 @@ class Stream:
             return self.pending.stream_seq
         return self.stream_seq
 
+    @property
+    def fence_soon(self) -> int:
+        """The version with what is on its way."""
+        if self.pending is not None and self.pending.fence is not None:
+            return self.pending.fence
+        return self.fence
+
+    @property
+    def settings_soon(self) -> StreamOverrides:
+        """The settings with what is on its way."""
+        if self.pending is not None and self.pending.settings is not None:
+            return self.pending.settings
+        return self.settings
+
+    @property
+    def settings_json(self) -> str | None:
+        """The settings as they are kept; None where there are none."""
+        if self.settings is NO_OVERRIDES:
+            return None
+        return self.settings.model_dump_json(exclude_defaults=True)
+
+    def adopt_settings(self, text: str | None) -> None:
+        """Take over settings as they are kept."""
+        if text is not None:
+            settings = StreamOverrides.model_validate_json(text)
+            self.settings = settings if settings != NO_OVERRIDES else NO_OVERRIDES
+            self.inherit(self._inherited)
+
+    def inherit(self, settings: StreamOverrides) -> None:
+        """Take over what conf/streams.toml says about its name."""
+        self._inherited = settings
+        if settings is NO_OVERRIDES:
+            self.in_force = self.settings
+        else:
+            self.in_force = overlay(settings, self.settings)
+
     def producer_count_soon(self) -> int:
         """Producer ids, those on their way included (an upper bound)."""
         extra = 0 if self.pending is None else len(self.pending.producers)
@@ -140,6 +188,12 @@ class Stream:
                 stamp = ProducerStamp(meta.producer_id, state.epoch, state.seq)
             if meta.stream_seq is not None:
                 self.stream_seq = meta.stream_seq
+                self.state_changed = True
+            if meta.fence is not None:
+                self.fence = meta.fence
+                self.state_changed = True
+            if meta.settings is not None:
+                self.adopt_settings(meta.settings)
                 self.state_changed = True
         if closes:
             self.closed = True
@@ -178,4 +232,5 @@ class Stream:
             closed=self.closed,
             ttl_seconds=self.meta.ttl_seconds,
             expires_at=self.meta.expires_at,
+            fence=self.fence,
         )

@@ -122,6 +122,8 @@ def _put(storage: Storage, folder: str, version: int, data: bytes) -> bool:
     path = entry_path(folder, version)
     try:
         return storage.put_if_absent(path, data)
+    except FileNotFoundError as error:
+        raise ChangeLost(f"the stream in {folder} was deleted meanwhile") from error
     except OSError as error:
         if storage.exists(path):
             return False
@@ -131,7 +133,7 @@ def _put(storage: Storage, folder: str, version: int, data: bytes) -> bool:
 def _read_taken(storage: Storage, folder: str, version: int) -> LogEntry:
     try:
         return decode_entry(storage.read(entry_path(folder, version)))
-    except EntryDamaged as error:
+    except (EntryDamaged, OSError) as error:
         raise CommitUnknown(f"version {version} of {folder} cannot be read: {error}") from error
 
 

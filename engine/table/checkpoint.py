@@ -24,11 +24,17 @@ _COLUMNS: Final = ["add.path", "add.size", "add.stats", "txn", "metaData.configu
 
 
 def write_checkpoint(storage: Storage, folder: str) -> None:
-    """Write a checkpoint of the newest version, then drop entries past the log retention."""
+    """Write a checkpoint of the newest version, then drop entries past the log retention.
+
+    The entries go only when the checkpoint that replaces them is on the disk (F1).
+    """
     from deltalake import DeltaTable
 
     table = DeltaTable(storage.uri(folder))
     table.create_checkpoint()
+    storage.sync_path(_checkpoint_path(folder, checkpoint_hint(storage, folder)))
+    storage.sync_path(_hint_path(folder))
+    storage.sync_path(f"{folder}/{LOG_FOLDER}")
     table.cleanup_metadata()
 
 

@@ -7,10 +7,12 @@ log. It is only a shortcut: whatever is wrong with it, the log itself serves.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import crc32c
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 INDEX_FOLDER: Final = "_index"
 # The one before the newest stays for whoever is reading it.
 _KEPT: Final = 2
-_NAME: Final = re.compile(r"([0-9]{20})\.parquet", re.ASCII)
+# The name holds the checksum of the whole file: those of the pages do not cover the footer.
+_NAME: Final = re.compile(r"([0-9]{20})-([0-9a-f]{8})\.parquet", re.ASCII)
 _STATE_KEY: Final = b"bottomless.state"
 _SCHEMA: Final = pa.schema(
     [
@@ -62,8 +65,7 @@ class _State(msgspec.Struct):
 
 def index_versions(storage: Storage, folder: str) -> list[int]:
     """Versions that have an index, in order."""
-    names = storage.names(f"{folder}/{INDEX_FOLDER}")
-    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+    return sorted(_paths(storage, folder))
 
 
 def write_index(
@@ -96,29 +98,40 @@ def write_index(
     )
     data = sink.getvalue().to_pybytes()
     storage.make_folder(f"{folder}/{INDEX_FOLDER}")
-    storage.replace(_path(folder, state.version), data)
-    for version in index_versions(storage, folder)[:-_KEPT]:
-        storage.remove(_path(folder, version))
+    name = f"{state.version:020d}-{crc32c.crc32c(data):08x}.parquet"
+    storage.replace(f"{folder}/{INDEX_FOLDER}/{name}", data)
+    paths = _paths(storage, folder)
+    for version in sorted(paths)[:-_KEPT]:
+        storage.remove(paths[version])
     return len(data)
 
 
 def load_index(storage: Storage, folder: str, *, version_max: int | None) -> TableState | None:
     """The state that the newest readable index up to ``version_max`` describes."""
-    for version in reversed(index_versions(storage, folder)):
+    for version, path in sorted(_paths(storage, folder).items(), reverse=True):
         if version_max is None or version <= version_max:
             try:
-                return _decode(storage.read(_path(folder, version)))
+                return _decode(_read(storage, path))
             except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.DecodeError):
                 continue
     return None
 
 
+def indexed_version(storage: Storage, folder: str) -> int:
+    """The version of the newest readable index; -1 where there is none."""
+    for version, path in sorted(_paths(storage, folder).items(), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            _read_bytes(storage, path)
+            return version
+    return -1
+
+
 def load_groups(storage: Storage, folder: str) -> dict[str, list[GroupBounds]]:
     """Row groups by file, of the newest readable index; empty where there is none."""
-    for version in reversed(index_versions(storage, folder)):
+    for _, path in sorted(_paths(storage, folder).items(), reverse=True):
         try:
-            table = _read(storage.read(_path(folder, version)))
-        except (pa.ArrowException, OSError):
+            table = _read(storage, path)
+        except (pa.ArrowException, OSError, ValueError):
             continue
         found: dict[str, list[GroupBounds]] = {}
         columns = (table.column(name).to_pylist() for name in _BOUNDS)
@@ -131,25 +144,37 @@ def load_groups(storage: Storage, folder: str) -> dict[str, list[GroupBounds]]:
 
 def drop_indexes_above(storage: Storage, folder: str, version: int) -> None:
     """After a recovery that has put versions aside: what speaks of them must go."""
-    for found in index_versions(storage, folder):
+    for found, path in _paths(storage, folder).items():
         if found > version:
-            storage.remove(_path(folder, found))
+            storage.remove(path)
 
 
 _BOUNDS: Final = ("path", "rows", "first_offset", "last_offset")
 
 
-def _path(folder: str, version: int) -> str:
-    return f"{folder}/{INDEX_FOLDER}/{version:020d}.parquet"
+def _paths(storage: Storage, folder: str) -> dict[int, str]:
+    names = storage.names(f"{folder}/{INDEX_FOLDER}")
+    return {
+        int(match[1]): f"{folder}/{INDEX_FOLDER}/{name}"
+        for name in names
+        if (match := _NAME.fullmatch(name))
+    }
 
 
-def _read(data: bytes) -> pa.Table:
+def _read_bytes(storage: Storage, path: str) -> bytes:
+    data = storage.read(path)
+    if not path.endswith(f"-{crc32c.crc32c(data):08x}.parquet"):
+        raise ValueError(f"{path} is damaged")
+    return data
+
+
+def _read(storage: Storage, path: str) -> pa.Table:
+    data = _read_bytes(storage, path)
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
         return file.read(use_threads=False)
 
 
-def _decode(data: bytes) -> TableState:
-    table = _read(data)
+def _decode(table: pa.Table) -> TableState:
     meta = msgspec.json.decode(table.schema.metadata[_STATE_KEY], type=_State)
     state = TableState(meta.version, {}, meta.txns, meta.configuration)
     starts = np.flatnonzero(table.column("row_group").to_numpy() == 0)

@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from engine import metrics
-from engine.errors import BottomlessError, DataCorrupt, Fenced, TableDamaged
+from engine.errors import (
+    BottomlessError,
+    DataCorrupt,
+    Fenced,
+    StorageUnavailable,
+    StreamNotFound,
+    TableDamaged,
+)
 from engine.format.offset import epoch_of
 from engine.table.checkpoint import write_checkpoint
 from engine.table.commit import Applied, CommitRequest, commit
 from engine.table.replay import load_state
 from engine.table.schema import LOG_FOLDER
 from engine.table.state import NO_VERSION, TableState
+from engine.write.agenda import Agenda
 from engine.write.state import commit_request, meta_of
 from engine.write.trash import Trash
 
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
     from engine.settings import EngineSettings
     from engine.storage import Storage
     from engine.streams.stream import Stream
+    from engine.write.segments import Segments
 
 _RETRY_MS: Final = 1000
 _log: Final = structlog.get_logger("engine.committer")
@@ -47,27 +56,30 @@ class Committer:
         clock: Clock,
         settings: EngineSettings,
         *,
+        segments: Segments,
         rng: random.Random,
         owner: int,
     ) -> None:
+        self._segments = segments
         self._storage = storage
         self._clock = clock
         self._settings = settings
         self._rng = rng
         self.owner = owner
         self._pool = ThreadPoolExecutor(settings.commit.threads, "commit")
-        self._waiting: dict[Stream, None] = {}
-        """Streams with something to commit, oldest first."""
-        self._full: dict[Stream, None] = {}
-        """Those of them that need not wait for the interval."""
+        self._agenda = Agenda()
+        """Streams with something to commit."""
         self._active: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._delayed: dict[Stream, int] = {}
-        """Streams whose commit failed, with the time of the next attempt."""
+        self._delayed: set[Stream] = set()
+        """Those of them whose last commit failed."""
         self.trash = Trash(storage, on_freed=self._wake.set)
         self._task: asyncio.Task[None] | None = None
         self._draining = False
+        self._is_over = False
         self._unsaved: dict[Stream, None] = {}
+        self._awaited: dict[Stream, list[asyncio.Future[None]]] = {}
+        """Who waits for the next commit of a stream to begin and end."""
         self.commit_count = 0
         """Commits of this process so far."""
         self.tail_bytes = 0
@@ -86,19 +98,81 @@ class Committer:
             return
         if stream.dirty_since_ms is None and not stream.is_committing:
             stream.dirty_since_ms = self._clock.monotonic_ms()
-            self._waiting[stream] = None
-            if len(self._waiting) == 1:
-                self._wake.set()
-        if stream.buffer.payload_bytes >= self._settings.commit.bytes and stream not in self._full:
-            self._full[stream] = None
-            self._wake.set()
+            if stream not in self._agenda:
+                # Somebody may wait for its commit already.
+                self._put(stream, stream.dirty_since_ms + self._interval_ms(stream))
+        bytes_max = stream.in_force.commit.bytes or self._settings.commit.bytes
+        if stream.buffer.payload_bytes >= bytes_max:
+            self._hurry(stream)
         elif self._is_pressed:
             self._wake.set()
 
+    def _interval_ms(self, stream: Stream) -> int:
+        own = stream.in_force.commit.interval_ms
+        return self._settings.commit.interval_ms if own is None else own
+
+    def _put(self, stream: Stream, due_ms: int) -> None:
+        if self._agenda.put(stream, due_ms):
+            self._wake.set()
+
+    def reschedule(self, stream: Stream) -> None:
+        """Its settings may have changed: what waits for its interval waits for the new one."""
+        due_ms, now_ms = self._agenda.due_ms(stream), self._clock.monotonic_ms()
+        since_ms = stream.dirty_since_ms
+        if due_ms is None or since_ms is None or due_ms <= now_ms or stream in self._delayed:
+            return
+        changed_ms = since_ms + self._interval_ms(stream)
+        if changed_ms != due_ms:
+            self._put(stream, changed_ms)
+
+    def commit_now(self, stream: Stream) -> asyncio.Future[None]:
+        """Ends with the first commit of the stream that begins from now on, or fails as it does."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if stream.gone:
+            ended.set_exception(StreamNotFound("the stream was deleted meanwhile"))
+            return ended
+        if stream.fault is not None or self._is_over:
+            stopped = StorageUnavailable("the server has stopped")
+            ended.set_exception((stream.fault or stopped).with_traceback(None))
+            return ended
+        self._awaited.setdefault(stream, []).append(ended)
+        self._hurry(stream)
+        return ended
+
+    def is_unsure(self, stream: Stream) -> bool:
+        """Its last commit has failed, or seems so: the table may hold more than is known."""
+        return stream in self._delayed
+
+    def _hurry(self, stream: Stream) -> None:
+        """Where a commit is under way or waits to be tried again, its end sees to the next."""
+        if stream.is_committing or stream in self._delayed:
+            return
+        due_ms, now_ms = self._agenda.due_ms(stream), self._clock.monotonic_ms()
+        if due_ms is None or due_ms > now_ms:
+            # Behind everybody who is overdue already.
+            self._put(stream, now_ms)
+
+    def _tell(self, waiting: list[asyncio.Future[None]], error: Exception | None = None) -> None:
+        for ended in waiting:
+            if ended.done():
+                continue
+            if error is None:
+                ended.set_result(None)
+            elif isinstance(error, BottomlessError):
+                ended.set_exception(error.with_traceback(None))
+            else:
+                ended.set_exception(StorageUnavailable(f"the commit failed: {error}"))
+
     @property
     def _is_pressed(self) -> bool:
-        """All tails together come near their bound: the oldest do not wait for their interval."""
-        return 2 * self.tail_bytes > self._settings.limits.tail_bytes
+        """All tails together, or the log, come near their bound: nobody waits for an interval.
+
+        The log too, for one stream with a long interval of its own keeps every later segment.
+        """
+        return (
+            2 * self.tail_bytes > self._settings.limits.tail_bytes
+            or 2 * self._segments.total_bytes > self._settings.wal.bytes_max
+        )
 
     def discard(self, stream: Stream) -> None:
         """The stream is gone: forget its tail, remove its table."""
@@ -106,6 +180,8 @@ class Committer:
         self.tail_records -= stream.buffer.records
         stream.buffer.drop_through(stream.tail)
         self._forget(stream)
+        gone = StreamNotFound("the stream was deleted meanwhile")
+        self._tell(self._awaited.pop(stream, []), gone)
         # Also where no commit is known: one that seemed to fail may have left a table.
         self.trash.announce(stream)
         if not stream.is_committing:
@@ -113,10 +189,9 @@ class Committer:
 
     def lag_seconds(self) -> float:
         """Age of the oldest thing not yet committed."""
-        ages_ms = [0]
-        oldest = next(iter(self._waiting), None)
-        if oldest is not None and oldest.dirty_since_ms is not None:
-            ages_ms.append(self._clock.monotonic_ms() - oldest.dirty_since_ms)
+        now_ms = self._clock.monotonic_ms()
+        since = [one.dirty_since_ms for one in self._agenda if one.dirty_since_ms is not None]
+        ages_ms = [0, now_ms - min(since, default=now_ms)]
         for stream in self._delayed:
             # Attempts come and go; how long it waits is told by its oldest record.
             batches = stream.buffer.batches()[:1]
@@ -130,19 +205,23 @@ class Committer:
         self.trash.begin_drain()
         for stream in streams:
             if stream.fault is None and not stream.is_committing:
-                self._waiting.setdefault(stream)
+                self._agenda.put(stream, self._clock.monotonic_ms())
         self._wake.set()
         if self._task is not None:
             await self._task
         await self.trash.drain()
         self._pool.shutdown()
+        self._is_over = True
+        for stream in list(self._awaited):
+            stopping = StorageUnavailable("the server stops before the table was committed")
+            self._tell(self._awaited.pop(stream), stopping)
         faulty = [stream for stream in streams if stream.fault is not None]
         return [stream for stream in {*self._unsaved, *faulty} if not stream.gone]
 
     async def _run(self) -> None:
         while True:
             delay_ms = self._start_due()
-            if self._draining and not self._active and not self._waiting:
+            if self._draining and not self._active and not len(self._agenda):
                 return
             self._wake.clear()
             try:
@@ -153,44 +232,54 @@ class Committer:
 
     def _start_due(self) -> int | None:
         """Start what is due as far as threads are free; returns ms until the next one is due."""
-        now = self._clock.monotonic_ms()
-        remaining = [due - now for stream, due in self._delayed.items() if due > now]
-        retried = [stream for stream, due in self._delayed.items() if due <= now]
-        for stream in [*self._full, *retried]:
-            if not self._start(stream):
-                return None
-        for stream in list(self._waiting):
-            since = now if stream.dirty_since_ms is None else stream.dirty_since_ms
-            rest = since + self._settings.commit.interval_ms - now
-            if rest > 0 and not self._draining and not self._is_pressed:
-                remaining.append(rest)
+        now_ms = self._clock.monotonic_ms()
+        is_urgent = self._draining or self._is_pressed
+        blocked: list[tuple[Stream, int]] = []
+        rest_ms: int | None = None
+        while len(self._active) < self._settings.commit.threads:
+            first = self._agenda.first()
+            if first is None:
                 break
-            if not self._start(stream):
-                return None
-        return min(remaining, default=None)
+            due_ms, stream = first
+            if due_ms > now_ms and (not is_urgent or stream in self._delayed):
+                rest_ms = due_ms - now_ms if rest_ms is None else rest_ms
+                if not is_urgent:
+                    break
+                blocked.append((stream, due_ms))
+                self._agenda.remove(stream)
+                continue
+            self._agenda.remove(stream)
+            if stream.is_committing or not self._is_free(stream):
+                # The end of what blocks it wakes us.
+                blocked.append((stream, due_ms))
+            else:
+                self._start(stream)
+        for stream, due_ms in blocked:
+            self._agenda.put(stream, due_ms)
+        return rest_ms
 
-    def _start(self, stream: Stream) -> bool:
-        if len(self._active) >= self._settings.commit.threads:
-            return False
+    def _is_free(self, stream: Stream) -> bool:
+        """The predecessor of the same name must be out of the folder first."""
+        if not self.trash.holds(stream.folder) or self.trash.has_given_up(stream.folder):
+            return True
+        if self.trash.is_stuck(stream.folder):
+            stuck = StorageUnavailable("the table of the stream's predecessor cannot be removed")
+            self._tell(self._awaited.pop(stream, []), stuck)
+        return False
+
+    def _start(self, stream: Stream) -> None:
+        self._forget(stream)
         if self.trash.has_given_up(stream.folder):
             # The WAL keeps what wants to go there.
-            self._forget(stream)
             self._unsaved[stream] = None
-            return True
-        if stream.is_committing or self.trash.holds(stream.folder):
-            # One commit of a stream at a time, and the predecessor of the same name must be out of
-            # the folder first; the end of either wakes us.
-            return True
-        self._forget(stream)
-        if stream.fault is None and not stream.gone:
+        elif stream.fault is None and not stream.gone:
             stream.dirty_since_ms = None
             stream.is_committing = True
             self._spawn(self._commit(stream))
-        return True
 
     def _forget(self, stream: Stream) -> None:
-        for waiting in (self._waiting, self._full, self._delayed):
-            waiting.pop(stream, None)
+        self._agenda.remove(stream)
+        self._delayed.discard(stream)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -205,6 +294,7 @@ class Committer:
 
     async def _commit(self, stream: Stream) -> None:
         begun_s = self._clock.monotonic_s()
+        waiting = self._awaited.pop(stream, [])
         request = self._request(stream)
         producers, stream.producers_changed = stream.producers_changed, set()
         state_changed, stream.state_changed = stream.state_changed, False
@@ -217,13 +307,19 @@ class Committer:
             stream.producers_changed |= producers
             stream.state_changed |= state_changed
             self._failed(stream, error)
+            if stream.fault is not None:
+                waiting += self._awaited.pop(stream, [])
+            self._tell(waiting, error)
         else:
             before = stream.version
             self._committed(stream, request, state, applied)
+            self._tell(waiting)
             metrics.commit_seconds.observe(self._clock.monotonic_s() - begun_s)
             if not stream.gone:
                 await self._checkpoint(stream, before)
         stream.is_committing = False
+        if stream in self._awaited:
+            self._hurry(stream)
         if stream.gone:
             self.trash.empty(stream)
         elif stream.needs_commit and stream.table is not None:
@@ -304,7 +400,8 @@ class Committer:
             self._unsaved[stream] = None
         else:
             stream.dirty_since_ms = self._clock.monotonic_ms()
-            self._delayed[stream] = stream.dirty_since_ms + _RETRY_MS
+            self._delayed.add(stream)
+            self._put(stream, stream.dirty_since_ms + _RETRY_MS)
 
     async def _checkpoint(self, stream: Stream, before: int) -> None:
         # A rewrite of a job may have taken the very version at which one is due.

@@ -6,7 +6,6 @@ JSON records keep their own bytes: a big integer, 1.0, key order and duplicate k
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,18 +13,12 @@ import numpy as np
 
 from engine.errors import BadJson, BadText, PayloadTooLarge
 from engine.format.batch import SEPARATOR
+from engine.format.json import JSON_SPACE, split_json, without_pairs
 from engine.types import PayloadKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from engine.settings import LimitSettings
 
-_decode_array: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_one: Final = msgspec.json.Decoder(msgspec.Raw).decode
-_JSON_SPACE: Final = b" \t\r\n"
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_LETTER: Final = rb"\\u0041"
 _SCAN_BYTES: Final = 1 << 18
 _QUOTE, _COMMA = b'",'
 _OPENING: Final = np.frombuffer(b"[{", np.uint8)
@@ -66,10 +59,10 @@ def _check_utf8(body: bytes, kind: PayloadKind) -> None:
 
 
 def _parse_json(body: bytes, limits: LimitSettings) -> Records:
-    is_array = body.lstrip(_JSON_SPACE).startswith(b"[")
+    is_array = body.lstrip(JSON_SPACE).startswith(b"[")
     if is_array and body.count(b",") >= limits.records_per_append:
         _refuse_too_many(body, limits.records_per_append)
-    records = _split_json(body)
+    records = split_json(body)
     if not records:
         return NO_RECORDS
     if len(records) > limits.records_per_append:
@@ -80,53 +73,13 @@ def _parse_json(body: bytes, limits: LimitSettings) -> Records:
     return Records(len(records), SEPARATOR.join(records), lengths)
 
 
-def _split_json(body: bytes) -> Sequence[bytes | memoryview | msgspec.Raw]:
-    """The records' own bytes: the elements of an array, or the one value that is no array."""
-    try:
-        try:
-            return _decode_json(body)
-        except msgspec.DecodeError:
-            # RFC 8259 allows an escape that is half a surrogate pair; msgspec does not.
-            if not _SURROGATE.search(body):
-                raise
-            plain = _SURROGATE.sub(_LETTER, _without_pairs(body))
-            return _same_places(body, plain, _decode_json(plain))
-    except msgspec.DecodeError as error:
-        raise BadJson(f"the body is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise BadJson("the JSON body is nested too deeply") from error
-
-
-def _decode_json(body: bytes) -> Sequence[bytes | msgspec.Raw]:
-    if body.lstrip(_JSON_SPACE).startswith(b"["):
-        return _decode_array(body)
-    return [bytes(_decode_one(body)).strip(_JSON_SPACE)]
-
-
-def _without_pairs(body: bytes) -> bytes:
-    """The body with escaped backslashes masked: every backslash left begins another escape."""
-    return body.replace(b"\\\\", b"__")
-
-
-def _same_places(
-    body: bytes, plain: bytes, found: Sequence[bytes | msgspec.Raw]
-) -> list[memoryview]:
-    """The bytes of ``body`` where ``plain``, which has the same length, holds what was found."""
-    records, view, place = [], memoryview(body), 0
-    for record in found:
-        place = plain.index(bytes(record), place)
-        records.append(view[place : place + len(record)])
-        place += len(record)
-    return records
-
-
 def _refuse_too_many(body: bytes, records_max: int) -> None:
     """Count the array's elements before they become objects.
 
     Decoding 5 million of them took 1.6 s and 400 MB; counting stops after the first too many.
     """
     # Escaped quotes do not end a string.
-    plain = _without_pairs(body).replace(b'\\"', b"__")
+    plain = without_pairs(body).replace(b'\\"', b"__")
     in_string, depth, commas = 0, 0, 0
     for begin in range(0, len(plain), _SCAN_BYTES):
         block = np.frombuffer(plain, np.uint8)[begin : begin + _SCAN_BYTES]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.format.batch import Batch
 from engine.format.frame import AppendMeta, encode_append, encode_create, encode_delete
 from engine.format.offset import START, epoch_of, make_offset
+from engine.settings import StreamOverrides
 from engine.streams.producers import ProducerState
 from engine.streams.stream import Pending, Stream
 from engine.types import Offset, ProducerStamp
@@ -70,7 +71,7 @@ class AppendOperation:
         *,
         closes: bool,
         producer: ProducerStamp | None = None,
-        stream_seq: str | None = None,
+        meta: AppendMeta | None = None,
     ) -> None:
         self.stream = stream
         self.records = records
@@ -78,14 +79,10 @@ class AppendOperation:
         self.closes = closes
         self.payload_bytes = len(records.data)
         self.batch: Batch | None = None
-        self.meta: AppendMeta | None = None
-        if producer is not None:
-            self.meta = AppendMeta(producer.id, producer.epoch, producer.seq, stream_seq)
-        elif stream_seq is not None:
-            self.meta = AppendMeta(stream_seq=stream_seq)
-        self._announce(producer, stream_seq)
+        self.meta = meta
+        self._announce(producer)
 
-    def _announce(self, producer: ProducerStamp | None, stream_seq: str | None) -> None:
+    def _announce(self, producer: ProducerStamp | None) -> None:
         """Later appends are judged as if this one were durable already."""
         pending = self.stream.pending
         if pending is None:
@@ -93,8 +90,13 @@ class AppendOperation:
         pending.operations += 1
         if producer is not None:
             pending.producers[producer.id] = ProducerState(producer.epoch, producer.seq)
-        if stream_seq is not None:
-            pending.stream_seq = stream_seq
+        if (meta := self.meta) is not None:
+            if meta.stream_seq is not None:
+                pending.stream_seq = meta.stream_seq
+            if meta.fence is not None:
+                pending.fence = meta.fence
+            if meta.settings is not None:
+                pending.settings = StreamOverrides.model_validate_json(meta.settings)
         if self.closes:
             pending.closed = True
             pending.closed_by = producer

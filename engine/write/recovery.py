@@ -150,6 +150,8 @@ class Recovery:
         stream.version = stream.durable_version = saved.version
         stream.closed, stream.closed_by = saved.closed, saved.closed_by
         stream.stream_seq, stream.soft_deleted = saved.stream_seq, saved.soft_deleted
+        stream.fence = saved.fence
+        stream.adopt_settings(saved.settings)
         stream.producers = dict(saved.producers)
         if saved.uncommitted:
             stream.state_changed = True

@@ -33,6 +33,8 @@ class StreamSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     closed_by: ProducerStamp | None = None
     stream_seq: str | None = None
     soft_deleted: bool = False
+    fence: int = 0
+    settings: str | None = None
     producers: dict[str, ProducerState] = {}
     uncommitted: bool = False
     """State (not records) that the table does not hold yet."""
@@ -82,6 +84,8 @@ def snapshot_stream(stream: Stream, *, accessed_ms: int) -> StreamSnapshot:
         closed_by=stream.closed_by,
         stream_seq=stream.stream_seq,
         soft_deleted=stream.soft_deleted,
+        fence=stream.fence,
+        settings=stream.settings_json,
         producers=dict(stream.producers),
         uncommitted=stream.state_changed or bool(stream.producers_changed) or stream.is_committing,
     )

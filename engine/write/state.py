@@ -13,6 +13,7 @@ import msgspec
 from engine.errors import TableDamaged
 from engine.format.frame import StreamMeta
 from engine.format.offset import COUNTER_BASE, counter_of, epoch_of
+from engine.settings import StreamOverrides
 from engine.streams.producers import ProducerState
 from engine.table.actions import (
     ACCESSED_APP,
@@ -40,6 +41,8 @@ class RareState(msgspec.Struct, frozen=True, omit_defaults=True):
     closed_by: ProducerStamp | None = None
     stream_seq: str | None = None
     soft_deleted: bool = False
+    fence: int = 0
+    settings: str | None = None
 
 
 def commit_request(
@@ -98,7 +101,15 @@ def _rare_state(stream: Stream) -> RareState:
         closed_by=stream.closed_by,
         stream_seq=stream.stream_seq,
         soft_deleted=stream.soft_deleted,
+        fence=stream.fence,
+        settings=stream.settings_json,
     )
+
+
+def settings_of(state: TableState) -> StreamOverrides:
+    """The stream's own settings, as its table has them."""
+    text = _stored_rare_state(state).settings
+    return StreamOverrides() if text is None else StreamOverrides.model_validate_json(text)
 
 
 def _stored_rare_state(state: TableState) -> RareState:
@@ -124,6 +135,8 @@ def adopt_table(stream: Stream, state: TableState) -> None:
     stream.closed_by = rare.closed_by
     stream.stream_seq = rare.stream_seq
     stream.soft_deleted = rare.soft_deleted
+    stream.fence = rare.fence
+    stream.adopt_settings(rare.settings)
     stream.producers = _producers(state.txns)
     adopt_position(stream, state)
 

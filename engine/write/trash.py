@@ -34,6 +34,7 @@ class Trash:
         self._pending: dict[Stream, None] = {}
         self._folders: Counter[str] = Counter()
         self._abandoned: set[str] = set()
+        self._stuck: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = asyncio.Event()
 
@@ -61,6 +62,10 @@ class Trash:
         self._tasks.discard(task)
         self._on_freed()
 
+    def is_stuck(self, folder: str) -> bool:
+        """Its removal has failed, and is tried again."""
+        return folder in self._stuck
+
     def has_given_up(self, folder: str) -> bool:
         """The folder will not be free in this life."""
         return folder in self._abandoned
@@ -84,8 +89,12 @@ class Trash:
             except OSError as error:
                 metrics.storage_failures.labels(op="trash").inc()
                 _log.error("a deleted table stays", stream=stream.name, error=str(error))
+                self._stuck.add(stream.folder)
+                # Whoever waits for the folder is told.
+                self._on_freed()
             else:
                 del self._pending[stream]
+                self._stuck.discard(stream.folder)
                 self._free(stream.folder)
                 return
             last_attempts += self._draining.is_set()

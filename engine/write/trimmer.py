@@ -91,18 +91,24 @@ class Trimmer:
         try:
             await self._on_thread(self._storage.sync_all)
         except OSError as error:
-            self.is_poisoned = True
-            metrics.storage_failures.labels(op="sync").inc()
-            _log.error(
-                "the tables could not be synced; the WAL is kept from now on",
-                error=str(error),
-                hint="Repair the disk, then restart the server: it will check every file.",
-            )
+            self.poison(error)
+        if self.is_poisoned:
+            # Another sync may have been told of the error, and this one that all is well.
             return
         await self._on_thread(self._storage.replace, SNAPSHOT_PATH, encode_snapshot(snapshot))
         self._saved, self._saved_ms = progress, monotonic_ms
         for stream, version in versions:
             stream.durable_version = max(stream.durable_version, version)
+
+    def poison(self, error: Exception) -> None:
+        """A sync has failed: never trust the tables of this life again."""
+        self.is_poisoned = True
+        metrics.storage_failures.labels(op="sync").inc()
+        _log.error(
+            "the tables could not be synced; the WAL is kept from now on",
+            error=str(error),
+            hint="Repair the disk, then restart the server: it will check every file.",
+        )
 
     def _is_due(self) -> bool:
         elapsed_ms = self._clock.monotonic_ms() - self._saved_ms

@@ -8,37 +8,46 @@ producer can never be judged against the same state.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from engine.errors import (
     BottomlessError,
-    ContentTypeMismatch,
     InvalidRequest,
     Overloaded,
-    SequenceRegressed,
-    StreamClosed,
     StreamExists,
     StreamGone,
     StreamNotFound,
     TooManyProducers,
     TooManyStreams,
 )
-from engine.format.frame import StreamMeta
+from engine.format.frame import AppendMeta, StreamMeta
 from engine.format.names import table_folder
 from engine.format.offset import format_stored
+from engine.settings import merge_overrides
 from engine.streams.producers import ProducerState, is_duplicate
 from engine.streams.stream import Stream
 from engine.types import (
+    Ack,
     AppendRequest,
     AppendResult,
     CreateRequest,
     CreateResult,
     Offset,
     StreamName,
-    media_type_of,
-    payload_kind,
 )
 from engine.write.ingest import NO_RECORDS, Records, parse_body
+from engine.write.judge import (
+    append_meta,
+    check_closing_again,
+    check_fence,
+    check_media_type,
+    check_not_empty,
+    check_stream_seq,
+    difference,
+    wants_table,
+)
 from engine.write.operations import AppendOperation, CreateOperation, DeleteOperation
 
 if TYPE_CHECKING:
@@ -46,9 +55,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.clock import Clock
-    from engine.settings import EngineSettings
+    from engine.settings import EngineSettings, StreamOverrides
     from engine.streams.registry import Registry
-    from engine.write.committer import Committer
+    from engine.write.acks import TableAcks
     from engine.write.group import GroupCommit
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
@@ -65,14 +74,15 @@ class Writer:
         *,
         registry: Registry,
         group: GroupCommit,
-        committer: Committer,
+        acks: TableAcks,
     ) -> None:
+        self._acks = acks
         self._settings = settings
         self._clock = clock
         self._rng = rng
         self._registry = registry
         self._group = group
-        self._committer = committer
+        self._committer = acks.committer
 
     # Create.
 
@@ -151,10 +161,10 @@ class Writer:
         """A repeated create: fine if it asks for what is there, a conflict otherwise."""
         if stream.is_leaving:
             raise StreamExists("a deleted stream of this name is kept for its forks")
-        difference = _difference(stream, request)
-        if difference is not None:
+        other = difference(stream, request, default_content_type=DEFAULT_CONTENT_TYPE)
+        if other is not None:
             raise StreamExists(
-                f"the stream exists with another {difference}",
+                f"the stream exists with another {other}",
                 hint="Use another name, or delete the stream first.",
             )
         await self._group.barrier()
@@ -167,10 +177,15 @@ class Writer:
         stream = self.require_soon(name)
         operation = self._judge(stream, request)
         if operation is None:
-            return await self._duplicate(stream, request)
-        self._group.submit(operation)
-        await operation.done
-        return _result(operation)
+            result = await self._duplicate(stream, request)
+        else:
+            self._group.submit(operation)
+            await operation.done
+            result = _result(operation)
+        if not wants_table(stream, request):
+            return result
+        await self._acks.wait(stream)
+        return msgspec.structs.replace(result, ack=Ack.TABLE)
 
     def append_soon(
         self,
@@ -180,9 +195,13 @@ class Writer:
     ) -> bool:
         """The same for callers that cannot wait: ``done`` is told the outcome, once.
 
-        False for a duplicate, of which nothing was submitted and ``done`` is never told.
+        False, with nothing submitted and ``done`` never told, for a duplicate and for an append
+        that is only answered when the table has it.
         """
-        operation = self._judge(self.require_soon(name), request)
+        stream = self.require_soon(name)
+        if wants_table(stream, request):
+            return False
+        operation = self._judge(stream, request)
         if operation is None:
             return False
 
@@ -197,23 +216,21 @@ class Writer:
 
     def _judge(self, stream: Stream, request: AppendRequest) -> AppendOperation | None:
         """The checks in the order the protocol wants; None for a duplicate."""
-        if not request.body and not request.close:
-            raise InvalidRequest("the body is empty", hint="Send records, or Stream-Closed: true.")
-        if request.body and request.content_type is None:
-            raise InvalidRequest("the Content-Type header is missing")
+        check_not_empty(request)
         stamp = request.producer
         if stream.closed_soon:
-            _check_closing_again(stream, request)
+            check_closing_again(stream, request)
             return None
         if request.body and request.content_type != stream.meta.content_type:
-            _check_media_type(stream, request.content_type or "")
+            check_media_type(stream, request.content_type or "")
+        check_fence(stream, request.fence)
         if stamp is not None:
             known = stream.producer_soon(stamp.id)
             if is_duplicate(known, stamp):
                 return None
             if known is None:
                 self._check_producer_room(stream)
-        _check_stream_seq(stream, request.stream_seq)
+        check_stream_seq(stream, request.stream_seq)
         records = NO_RECORDS
         if request.body:
             records = parse_body(request.body, stream.kind, self._settings.limits)
@@ -226,7 +243,7 @@ class Writer:
             self._group.future(),
             closes=request.close,
             producer=stamp,
-            stream_seq=request.stream_seq,
+            meta=append_meta(stream, request),
         )
 
     async def _duplicate(self, stream: Stream, request: AppendRequest) -> AppendResult:
@@ -242,6 +259,22 @@ class Writer:
             producer_epoch=state.epoch,
             producer_seq=state.seq,
         )
+
+    # Settings.
+
+    async def change_settings(self, name: StreamName, patch: dict[str, Any]) -> StreamOverrides:
+        """Merge into the stream's own settings, durably; None takes one back."""
+        stream = self.require_soon(name)
+        settings = merge_overrides(stream.settings_soon, patch)
+        if settings != stream.settings_soon:
+            self._check_room(0)
+            meta = AppendMeta(settings=settings.model_dump_json(exclude_defaults=True))
+            done = self._group.future()
+            self._group.submit(AppendOperation(stream, NO_RECORDS, done, closes=False, meta=meta))
+            await done
+        else:
+            await self._group.barrier()
+        return settings
 
     # Delete.
 
@@ -331,55 +364,7 @@ def _result(operation: AppendOperation) -> AppendResult:
     return AppendResult(
         tail=stream.tail if batch is None else batch.last,
         closed=stream.closed if batch is None else operation.closes,
+        count=0 if batch is None else batch.count,
         producer_epoch=0 if meta is None else meta.producer_epoch,
         producer_seq=0 if meta is None else meta.producer_seq,
     )
-
-
-def _difference(stream: Stream, request: CreateRequest) -> str | None:
-    """The first setting in which a repeated create differs."""
-    meta, fork = stream.meta, request.fork
-    wanted_type = request.content_type or (
-        meta.content_type if fork is not None else DEFAULT_CONTENT_TYPE
-    )
-    ttl_seconds, expires_at = request.ttl_seconds, request.expires_at
-    if fork is not None and ttl_seconds is None and expires_at is None:
-        ttl_seconds, expires_at = meta.ttl_seconds, meta.expires_at
-    checks = {
-        "content type": media_type_of(wanted_type) == media_type_of(meta.content_type),
-        "TTL": ttl_seconds == meta.ttl_seconds,
-        "expiry": expires_at == meta.expires_at,
-        "closed state": request.closed == stream.closed_soon,
-        "fork source": (None if fork is None else fork.source) == meta.fork_source_name,
-    }
-    if fork is not None:
-        asked = None if fork.offset is None else format_stored(fork.offset)
-        checks["fork offset"] = asked is None or asked == meta.fork_offset
-        checks["fork sub-offset"] = fork.sub_offset == meta.fork_sub_offset
-    return next((name for name, is_same in checks.items() if not is_same), None)
-
-
-def _check_closing_again(stream: Stream, request: AppendRequest) -> None:
-    """On a closed stream only the repetition of what closed it is fine."""
-    is_plain_close = not request.body and request.producer is None
-    is_repeated = request.producer is not None and request.producer == stream.closed_by_soon
-    if not is_plain_close and not is_repeated:
-        raise StreamClosed(stream.assigned)
-
-
-def _check_media_type(stream: Stream, content_type: str) -> None:
-    if media_type_of(content_type) != media_type_of(stream.meta.content_type):
-        raise ContentTypeMismatch(
-            f"the stream's content type is {stream.meta.content_type}",
-            hint="Send the content type the stream was created with.",
-        )
-    if payload_kind(content_type) is not stream.kind:
-        raise ContentTypeMismatch("the append's charset is not the stream's")
-
-
-def _check_stream_seq(stream: Stream, stream_seq: str | None) -> None:
-    last = stream.stream_seq_soon
-    if stream_seq is not None and last is not None and stream_seq <= last:
-        raise SequenceRegressed(
-            f"Stream-Seq must be greater than {last!r} (compared byte by byte)",
-        )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
-from engine.errors import BottomlessError
 from jobs.common.report import Report
 from jobs.common.settings import BadJobSettings, StreamSettings, load_settings
-from jobs.common.tables import explain
+from jobs.common.supervise import describe
 
 EXIT_PROBLEMS: Final = 1
 EXIT_USAGE: Final = 2
@@ -69,10 +66,32 @@ def duration_seconds(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
+def positive_int(text: str) -> int:
+    """A whole number from 1 up."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return number
+
+
+def positive_float(text: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
 def run_job(
     verb: str, parser: argparse.ArgumentParser, work: Work, arguments: list[str] | None
 ) -> int:
-    """Run a job; its exit code. The report is the last line of standard output."""
+    """Run a job; its exit code. The report is the last line of standard output in any case."""
     options = parser.parse_args(arguments)
     report = Report(verb, is_dry=options.dry_run, is_quiet=options.quiet)
     try:
@@ -81,12 +100,9 @@ def run_job(
     except BadJobSettings as error:
         sys.stderr.write(f"bottomless {verb}: {error}\n")
         return EXIT_USAGE
-    except BottomlessError as error:
-        report.fail(explain(error))
-    except (PySparkException, Py4JError) as error:
-        # The first line says what; the rest is the JVM's stack.
-        report.fail(f"Spark failed: {str(error).strip().splitlines()[0]}")
     except KeyboardInterrupt:
         report.fail("interrupted; nothing is lost, the next run goes on")
+    except Exception as error:  # noqa: BLE001  (supervised: whoever runs the job reads its report)
+        report.fail(describe(error))
     report.print()
-    return EXIT_PROBLEMS if report.problems else 0
+    return EXIT_PROBLEMS if report.problems and not report.is_stopped else 0

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # One rewrite is one log entry with a line per file; and Spark's driver holds a path for each.
 _ROUND_FILES_MAX: Final = 20_000
+# Spark compiles the search for a row's bin; from 1000 bins on the code is too large for the JVM.
+_ROUND_BINS_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ def rounds_of(bins: list[Bin], settings: CompactSettings) -> list[list[Bin]]:
     size = count = 0
     for bin_ in bins:
         is_full = size + bin_.bytes > settings.round_bytes
-        if not rounds or is_full or count + len(bin_.files) > _ROUND_FILES_MAX:
+        is_full = is_full or count + len(bin_.files) > _ROUND_FILES_MAX
+        if not rounds or is_full or len(rounds[-1]) == _ROUND_BINS_MAX:
             rounds.append([])
             size = count = 0
         rounds[-1].append(bin_)

@@ -7,13 +7,16 @@ last line of standard output, for the scheduler that runs the job.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from py4j.protocol import Py4JError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from typing_extensions import override
 
 from engine.clock import SystemClock
 
@@ -27,6 +30,14 @@ _LINE_EVERY_S: Final = 5.0
 _PROBLEMS_MAX: Final = 1000
 
 
+class _Console(Console):
+    """Where nobody reads any more, the job still does its work."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Report:
     """Collects what was done; one entry per stream."""
 
@@ -36,8 +47,11 @@ class Report:
         self.problems: list[str] = []
         self.streams: list[dict[str, Any]] = []
         self.totals: dict[str, Any] = {}
+        self.is_stopped = False
+        """A signal has ended a job that would run for ever: that is no problem."""
         self._is_quiet = is_quiet
-        self._console = Console(stderr=True)
+        self._told: frozenset[str] = frozenset()
+        self._console = _Console(stderr=True)
         self._clock = SystemClock()
         self._begun_s = self._clock.monotonic_s()
 
@@ -49,15 +63,23 @@ class Report:
     def say(self, line: str) -> None:
         """A line for people who watch."""
         if not self._is_quiet:
-            self._console.print(
-                f"{self.job}: {line}", highlight=False, markup=False, soft_wrap=True
-            )
+            self._print(line)
 
     def fail(self, problem: str) -> None:
-        """Something is wrong: the exit code will tell."""
+        """Something is wrong: the exit code will tell. People hear of it also with --quiet."""
         if len(self.problems) < _PROBLEMS_MAX:
             self.problems.append(problem)
-        self._console.print(f"{self.job}: {problem}", highlight=False, markup=False, soft_wrap=True)
+        if problem not in self._told:
+            self._print(problem)
+
+    def begin_round(self) -> None:
+        """Forget the round before: a report of one is bounded, one of a year would not be.
+
+        A problem that stays is told once, not every minute.
+        """
+        self._told = frozenset(self.problems)
+        self.streams.clear()
+        self.problems.clear()
 
     def add(self, stream: str, **facts: Any) -> dict[str, Any]:
         """What was done to a stream; numbers are summed up in the last line."""
@@ -77,6 +99,7 @@ class Report:
             "job": self.job,
             "ok": not self.problems,
             "dry_run": self.is_dry,
+            **({"stopped": True} if self.is_stopped else {}),
             "seconds": self.seconds,
             **sums,
             **self.totals,
@@ -86,9 +109,20 @@ class Report:
         }
 
     def print(self) -> None:
-        """One line of JSON on standard output."""
-        sys.stdout.write(orjson.dumps(self.render()).decode() + "\n")
-        sys.stdout.flush()
+        """One line of JSON on standard output; nothing where that is closed."""
+        try:
+            sys.stdout.write(orjson.dumps(self.render()).decode() + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python would try again at its end, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _print(self, line: str) -> None:
+        # A log on a full disk does not end the work it speaks of.
+        with contextlib.suppress(OSError):
+            self._console.print(
+                f"{self.job}: {line}", highlight=False, markup=False, soft_wrap=True
+            )
 
     @contextlib.contextmanager
     def progress(self, title: str, spark: SparkSession | None = None) -> Iterator[Step]:
@@ -141,10 +175,12 @@ class Step:
         """Done and total; tasks of the running stages where Spark does the work."""
         if spark is None or self.total:
             return self.done, self.total
-        tracker = spark.sparkContext.statusTracker()
         done = total = 0
-        for stage_id in tracker.getActiveStageIds():
-            info = tracker.getStageInfo(stage_id)
-            if info is not None:
-                done, total = done + info.numCompletedTasks, total + info.numTasks
+        # The work itself tells of a JVM that has died; this only watches.
+        with contextlib.suppress(Py4JError, AttributeError):
+            tracker = spark.sparkContext.statusTracker()
+            for stage_id in tracker.getActiveStageIds():
+                info = tracker.getStageInfo(stage_id)
+                if info is not None:
+                    done, total = done + info.numCompletedTasks, total + info.numTasks
         return done, total

@@ -21,6 +21,7 @@ from engine.table.actions import DataFile
 from engine.table.change import commit_change, rewrite_of
 from engine.table.schema import PARTITION_COLUMN
 from engine.table.vacuum import stray_files
+from jobs.common.paths import glob_escape
 from jobs.common.transforms import BIN, file_schema, fingerprint, into_bins
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 STAGING_FOLDER: Final = "_staging"
 _FILE_PREFIX: Final = "compact-"
+# Parquet cuts a row group where it looks at its size: by default at row 100, and then as many rows
+# on as the rows so far let it expect, which is wrong where large records follow small ones. To look
+# at every fourth row costs nothing that shows (200,000 rows compacted, 3 million written).
+_SIZE_CHECK_ROWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ class Rewriter:
         folder = self._storage.uri(table.folder)
         paths = [f"{folder}/{file.path}" for bin_ in bins for file in bin_.files]
         schema = file_schema(table.kind)
-        rows = self._spark.read.schema(schema).parquet(*paths)
+        rows = self._spark.read.schema(schema).parquet(*map(glob_escape, paths))
         # Taken while the rows pass by: reading thousands of small files twice costs as much again.
         read = Observation("read")
         observed = rows.observe(read, *fingerprint(rows))
@@ -120,7 +125,7 @@ class Rewriter:
             .options(**write_options(self._row_group_bytes))
             .parquet(target)
         )
-        written = self._spark.read.schema(schema).parquet(target)
+        written = self._spark.read.schema(schema).parquet(glob_escape(target))
         [row] = written.agg(*fingerprint(written)).collect()
         before, after = read.get, row.asDict()
         if before != after:
@@ -154,6 +159,8 @@ def write_options(row_group_bytes: int) -> dict[str, str]:
     return {
         "compression": "zstd",
         "parquet.block.size": str(row_group_bytes),
+        "parquet.page.size.row.check.min": "1",
+        "parquet.page.size.row.check.max": str(_SIZE_CHECK_ROWS),
         "parquet.page.write-checksum.enabled": "true",
         "parquet.enable.dictionary#offset": "false",
         "parquet.enable.dictionary#data": "false",

@@ -1,17 +1,16 @@
-"""Settings of the jobs: those of the server's file that concern them, and conf/streams.toml.
+"""Settings of the jobs: those of the server's file that concern them, conf/streams.toml, and what
+streams have of their own.
 
-A flag of the run wins over conf/streams.toml, that over the environment, that over
-conf/bottomless.toml, that over the defaults.
+A flag of the run wins over what the stream has of its own, that over conf/streams.toml, that over
+the environment, that over conf/bottomless.toml, that over the defaults.
 """
 
 from __future__ import annotations
 
-import tomllib
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,7 +19,20 @@ from pydantic_settings import (
 )
 from typing_extensions import override
 
-from engine.settings import CompactSettings, MaintainSettings, ReadSettings, RetainSettings, Section
+from engine.settings import (
+    CompactSettings,
+    MaintainSettings,
+    ReadSettings,
+    RetainSettings,
+    Section,
+    StreamDeclaration,
+    inherited,
+    load_declarations,
+    overlay,
+)
+
+if TYPE_CHECKING:
+    from jobs.common.tables import StreamTable
 
 DEFAULT_CONFIG: Final = Path("conf/bottomless.toml")
 STREAMS_FILE: Final = "streams.toml"
@@ -39,6 +51,8 @@ class JobSettings(BaseSettings):
     )
 
     root: Path = Path("data")
+    token: SecretStr = SecretStr("")
+    """For a server that asks for one: BOTTOMLESS_TOKEN, never a flag, which others could read."""
     read: ReadSettings = ReadSettings()
     compact: CompactSettings = CompactSettings()
     retain: RetainSettings = RetainSettings()
@@ -59,35 +73,26 @@ class JobSettings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
-class Overrides(Section):
-    """One table of conf/streams.toml."""
-
-    compact: dict[str, Any] = Field(default_factory=dict)
-    retain: dict[str, Any] = Field(default_factory=dict)
-
-
 class StreamSettings:
-    """Settings for a stream by its name: the general ones, conf/streams.toml, the run's flags."""
+    """Settings for a stream: the general ones, conf/streams.toml, its own, the run's flags."""
 
-    def __init__(self, general: JobSettings, patterns: dict[str, Overrides]) -> None:
+    def __init__(self, general: JobSettings, declared: dict[str, StreamDeclaration]) -> None:
         self.general = general
-        self._patterns = patterns
+        self._declared = declared
 
-    def compact(self, name: str, flags: dict[str, Any]) -> CompactSettings:
+    def compact(self, table: StreamTable, flags: dict[str, Any]) -> CompactSettings:
         """How to compact this stream."""
-        return self._merge(self.general.compact, "compact", name, flags)
+        return self._merge(self.general.compact, "compact", table, flags)
 
-    def retain(self, name: str, flags: dict[str, Any]) -> RetainSettings:
+    def retain(self, table: StreamTable, flags: dict[str, Any]) -> RetainSettings:
         """What to keep of this stream."""
-        return self._merge(self.general.retain, "retain", name, flags)
+        return self._merge(self.general.retain, "retain", table, flags)
 
-    def _merge(self, section: S, key: str, name: str, flags: dict[str, Any]) -> S:
-        values = section.model_dump()
-        for pattern, overrides in self._patterns.items():
-            if fnmatchcase(name, pattern):
-                values |= getattr(overrides, key)
+    def _merge(self, section: S, key: str, table: StreamTable, flags: dict[str, Any]) -> S:
+        told = overlay(inherited(self._declared, table.name), table.overrides)
+        values = section.model_dump() | getattr(told, key).model_dump(exclude_none=True)
         values |= {flag: value for flag, value in flags.items() if value is not None}
-        return _validated(type(section), values, f"the {key} settings of {name}")
+        return _validated(type(section), values, f"the {key} settings of {table.name}")
 
 
 def load_settings(config: Path | None, root: Path | None) -> StreamSettings:
@@ -106,24 +111,10 @@ def load_settings(config: Path | None, root: Path | None) -> StreamSettings:
         raise BadJobSettings(_explain(str(path), error)) from error
     except (OSError, ValueError) as error:
         raise BadJobSettings(f"{path}: {error}") from error
-    return StreamSettings(general, _load_streams(path.with_name(STREAMS_FILE)))
-
-
-def _load_streams(path: Path) -> dict[str, Overrides]:
-    if not path.is_file():
-        return {}
     try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadJobSettings(f"{path}: {error}") from error
-    found = {}
-    for name, table in tables.items():
-        overrides = _validated(Overrides, table, f"{path}, {name}")
-        # A typing error must not wait for the night when a stream of that name comes along.
-        _validated(CompactSettings, overrides.compact, f"{path}, {name}.compact")
-        _validated(RetainSettings, overrides.retain, f"{path}, {name}.retain")
-        found[name] = overrides
-    return found
+        return StreamSettings(general, load_declarations(path.with_name(STREAMS_FILE)))
+    except ValueError as error:
+        raise BadJobSettings(str(error)) from error
 
 
 def _validated(model: type[S], values: object, where: str) -> S:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import httpx
 
-from engine.errors import Conflict, StorageUnavailable
+from engine.errors import Conflict, InvalidRequest, StorageUnavailable
 from engine.types import PayloadKind
 from jobs.common.transforms import as_csv, as_ndjson
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, Row
 
@@ -28,6 +29,7 @@ _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 60.0
 _ATTEMPTS: Final = 8
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 class OutputTaken(Conflict):
@@ -50,11 +52,26 @@ class Request:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def output_folder(output: str, root: Path) -> Path:
+    """The folder a replay may write; InvalidRequest where it would destroy streams."""
+    if _URL.match(output):
+        raise InvalidRequest(f"--output {output} is no folder", hint="A URL goes with --to stream.")
+    target, root = Path(output).resolve(), root.resolve()
+    if target == root or root in target.parents or target in root.parents:
+        raise InvalidRequest(
+            f"--output {output} would write over the data folder {root}",
+            hint="Name a folder that is neither in it nor around it.",
+        )
+    return target
+
+
 def write_files(
     rows: DataFrame, kind: PayloadKind, format_: str, target: Path, request: Request, *, over: bool
 ) -> bool:
     """Write a folder of files; False where this very replay is there already."""
     manifest = target / MANIFEST
+    if target.exists() and not target.is_dir():
+        raise OutputTaken(f"{target} is no folder", hint="Name another one.")
     if not over and target.exists() and any(target.iterdir()):
         if manifest.is_file() and json.loads(manifest.read_text())["token"] == request.token:
             return False
@@ -103,22 +120,38 @@ class StreamSink:
     those it has.
     """
 
-    def __init__(self, url: str, content_type: str, kind: PayloadKind, request: Request) -> None:
+    def __init__(
+        self, url: str, content_type: str, kind: PayloadKind, request: Request, *, token: str = ""
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"--output {url} is not a stream", hint="Give its http:// URL.")
         self._url = url
         self._content_type = content_type
         self._kind = kind
         self._producer = f"replay-{request.token}"
-        self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers)
         self.sent = 0
         self.known = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
     def write(self, rows: Iterator[Row], pacer: Pacer, step: Step, clock: Clock) -> None:
         """Send all rows in order."""
-        self._create()
+        self._call("PUT", "cannot be made", clock)
         for seq, batch in enumerate(self._batches(rows)):
             pacer.wait(batch)
-            status = self._post(self._body(batch), seq, clock)
-            if status == 200:
+            stamp = {
+                "producer-id": self._producer,
+                "producer-epoch": "0",
+                "producer-seq": str(seq),
+            }
+            body = self._body(batch)
+            if self._call("POST", "did not take a batch", clock, body, stamp) == 200:
                 self.sent += len(batch)
             else:
                 self.known += len(batch)
@@ -146,38 +179,34 @@ class StreamSink:
         data = batch[0].data
         return bytes(data) if self._kind is PayloadKind.BYTES else data.encode()
 
-    def _create(self) -> None:
-        answer = self._client.put(self._url, headers={"content-type": self._content_type})
-        if answer.status_code not in (200, 201):
-            raise StorageUnavailable(
-                f"{self._url} cannot be made: {answer.status_code} {answer.text}"
-            )
-
-    def _post(self, body: bytes, seq: int, clock: Clock) -> int:
-        headers = {
-            "content-type": self._content_type,
-            "producer-id": self._producer,
-            "producer-epoch": "0",
-            "producer-seq": str(seq),
-        }
-        problem = ""
+    def _call(
+        self,
+        method: str,
+        failure: str,
+        clock: Clock,
+        body: bytes = b"",
+        stamp: dict[str, str] | None = None,
+    ) -> int:
+        """One request until it is answered, but not for ever; every one may be repeated."""
+        headers = {"content-type": self._content_type, **(stamp or {})}
+        problem, hint = "", "Run the same replay again: it goes on where it stopped."
         for attempt in range(_ATTEMPTS):
             if attempt:
                 clock.sleep_s(min(5.0, 0.1 * 2**attempt))
             try:
-                answer = self._client.post(self._url, content=body, headers=headers)
+                answer = self._client.request(method, self._url, content=body, headers=headers)
+            except httpx.InvalidURL as error:
+                raise InvalidRequest(f"--output {self._url} is not a URL: {error}") from error
             except httpx.TransportError as error:
                 problem = repr(error)
             else:
-                if answer.status_code in (200, 204):
+                if answer.is_success:
                     return answer.status_code
                 problem = f"{answer.status_code} {answer.text}"
                 if answer.status_code < 500 and answer.status_code != 429:
+                    hint = "The server refuses it: another target or other flags are wanted."
                     break
-        raise StorageUnavailable(
-            f"{self._url} did not take a batch: {problem}",
-            hint="Run the same replay again: it goes on where it stopped.",
-        )
+        raise StorageUnavailable(f"{self._url} {failure}: {problem}", hint=hint)
 
 
 class RatePacer:

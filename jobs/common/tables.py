@@ -15,13 +15,14 @@ from engine.storage import LocalStorage
 from engine.table.replay import load_state, replay_log
 from engine.table.schema import LOG_FOLDER
 from engine.types import PayloadKind, StreamName, check_stream_name, payload_kind
-from engine.write.state import meta_of
+from engine.write.state import meta_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from engine.format.frame import StreamMeta
+    from engine.settings import StreamOverrides
     from engine.table.state import TableState
 
 _NAME_BYTES_MAX: Final = 4096
@@ -46,6 +47,11 @@ class StreamTable:
     def name(self) -> str:
         """The stream's name."""
         return self.meta.name
+
+    @property
+    def overrides(self) -> StreamOverrides:
+        """What the stream has of its own among the settings."""
+        return settings_of(self.state)
 
     @property
     def kind(self) -> PayloadKind:
@@ -82,7 +88,14 @@ def open_root(root: Path) -> LocalStorage:
 
 
 def open_table(storage: LocalStorage, folder: str) -> StreamTable | None:
-    """The table in a folder; None where it is not the table of a stream."""
+    """The table in a folder; None where it is not the table of a stream.
+
+    Pinned: should the stream be deleted and created anew, the job never touches the new table.
+    """
+    try:
+        storage = storage.pin(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     if not storage.exists(f"{folder}/{LOG_FOLDER}"):
         return None
     state = load_state(storage, folder)

@@ -14,7 +14,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from engine.format.offset import format_stored, make_offset
+from engine.format.offset import format_stored
 from engine.types import Offset, PayloadKind
 
 if TYPE_CHECKING:
@@ -43,17 +43,26 @@ def file_schema(kind: PayloadKind) -> StructType:
 def into_bins(rows: DataFrame, lasts: Sequence[Offset]) -> DataFrame:
     """One sorted run of rows per bin; ``lasts`` are the last offsets of the bins, in order.
 
-    The bounds are known from the log, so no sampling pass over the data is needed.
+    The bounds are known from the log, so no sampling pass over the data is needed. How many tasks
+    sort is left to Spark: bins are many where files are tiny, and a task each would cost more than
+    the rows.
     """
-    number: Column = F.lit(len(lasts) - 1)
-    for index in range(len(lasts) - 2, -1, -1):
-        is_in = F.col("offset") <= F.lit(format_stored(lasts[index]))
-        number = F.when(is_in, F.lit(index)).otherwise(number)
     return (
-        rows.select(*COLUMNS, number.alias(BIN))
-        .repartition(len(lasts), BIN)
+        rows.select(*COLUMNS, F.expr(_bin_number(lasts)).alias(BIN))
+        .repartition(BIN)
         .sortWithinPartitions(BIN, "offset")
     )
+
+
+def _bin_number(lasts: Sequence[Offset], first: int = 0) -> str:
+    """SQL that halves the bounds: a CASE in a CASE for each of them overflows the JVM's stack, and
+    Column objects take seconds to make (measured: 2.4 s for 1000 bounds, SQL 0.01 s).
+    """
+    if len(lasts) == 1:
+        return str(first)
+    middle = len(lasts) // 2
+    below, above = _bin_number(lasts[:middle], first), _bin_number(lasts[middle:], first + middle)
+    return f"if(offset <= '{format_stored(lasts[middle - 1])}', {below}, {above})"
 
 
 def fingerprint(rows: DataFrame) -> list[Column]:
@@ -105,13 +114,11 @@ def as_csv(rows: DataFrame, kind: PayloadKind) -> DataFrame:
     return rows.select("offset", _iso().alias("flushed_at"), "key", _as_text(kind).alias("data"))
 
 
-def first_of(epoch_ms: int) -> Offset:
-    """The position before everything that was flushed at that time or later."""
-    return make_offset(epoch_ms, 0)
-
-
 def _as_text(kind: PayloadKind) -> Column:
-    return F.base64("data") if kind is PayloadKind.BYTES else F.col("data")
+    if kind is not PayloadKind.BYTES:
+        return F.col("data")
+    # Spark breaks base64 into lines of 76 characters, unless a setting of the session forbids it.
+    return F.replace(F.base64("data"), F.lit("\r\n"), F.lit(""))
 
 
 def _json_text(text: Column) -> Column:

@@ -11,7 +11,7 @@ from engine.errors import ChangeLost
 from engine.format.offset import epoch_of, format_stored, parse_offset
 from engine.table.change import commit_change, trim_of
 from engine.table.checkpoint import checkpoint_hint, write_checkpoint
-from engine.table.companion import GroupBounds, index_versions, load_groups, write_index
+from engine.table.companion import GroupBounds, indexed_version, load_groups, write_index
 from engine.table.vacuum import stray_files
 from jobs.common.plan import plan_compaction, rounds_of
 from jobs.common.rewrite import Rewriter
@@ -96,7 +96,7 @@ class Worker:
     def index(self, table: StreamTable) -> dict[str, Any]:
         """Make the index of the newest version; footers that are known are not read again."""
         report, storage = self._report, table.storage
-        indexed = max(index_versions(storage, table.folder), default=-1)
+        indexed = indexed_version(storage, table.folder)
         facts = {
             "version": table.state.version,
             "commits_behind": table.state.version - indexed,
@@ -165,17 +165,17 @@ class Worker:
         self, table: StreamTable, settings: RetainSettings, *, is_dry: bool
     ) -> dict[str, int]:
         storage = table.storage
-        if not is_dry:
-            # What replaced the files must be on the disk before they go (F1).
-            table.refresh()
-            storage.sync_all()
+        # From the log itself: a file goes for ever, and no shortcut decides that.
+        table.refresh(from_log=True)
         now_ms, horizon_ms = self._clock.now_ms(), settings.vacuum_hours * _HOUR_MS
         expired = [
             stray
             for stray in stray_files(storage, table.folder, table.state)
             if stray.is_expired(now_ms=now_ms, horizon_ms=horizon_ms)
         ]
-        if not is_dry:
+        if expired and not is_dry:
+            # What replaced the files must be on the disk before they go (F1).
+            storage.sync_all()
             for stray in expired:
                 storage.remove(f"{table.folder}/{stray.path}")
         return {

@@ -267,6 +267,8 @@ class Writer(threading.Thread):
         self.acknowledged = 0
         self.in_flight: Attempt | None = None
         self.refused: Reply | None = None
+        self.is_ending = False
+        """Set from outside: the append in flight is the last one."""
         self._rng = random.Random(seed)
         self._is_producer = producer
         self._seq = 0
@@ -280,9 +282,9 @@ class Writer(threading.Thread):
         return again
 
     def run(self) -> None:
-        """Append until the connection breaks or a request is refused."""
+        """Append until told to end, the connection breaks or a request is refused."""
         with contextlib.suppress(*BROKEN), Client(self.client_url) as client:
-            while self.refused is None:
+            while self.refused is None and not self.is_ending:
                 stamp = (self.name, 0, self._seq) if self._is_producer else None
                 self.in_flight = self.history.begin(self._records(), stamp)
                 self.send(client, self.in_flight)

@@ -74,7 +74,8 @@ class ServerProcess:
     @property
     def url(self) -> str:
         """The address of the server, without a slash at the end."""
-        return f"http://{HOST}:{self.port}"
+        scheme = "https" if "BOTTOMLESS_HTTP__TLS_CERT" in self.env else "http"
+        return f"{scheme}://{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -107,7 +108,7 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         last = "no answer yet"
         # trust_env=False: a proxy of the machine must not stand between the test and its server.
-        with httpx.Client(trust_env=False, timeout=2.0) as client:
+        with httpx.Client(trust_env=False, verify=False, timeout=2.0) as client:
             while time.monotonic() < deadline:
                 child = self._running()
                 if (code := child.poll()) is not None:

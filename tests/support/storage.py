@@ -124,6 +124,9 @@ class FaultyStorage:
             self._durable[path] = (self.root / path).stat().st_size
         elif name == "replace":
             self._durable[arguments[0]] = len(arguments[1])
+        elif name == "sync_path":
+            if (self.root / arguments[0]).is_file():
+                self._durable[arguments[0]] = (self.root / arguments[0]).stat().st_size
         elif name == "sync_all":
             self._note_everything()
 

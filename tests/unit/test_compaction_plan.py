@@ -155,6 +155,18 @@ def test_plan_cuts_bins_at_the_target_and_joins_a_small_rest_to_the_last():
     assert plan(files, config) == [paths(0, 10), paths(10, 20), paths(20, 30), paths(30, 35)]
 
 
+def test_plan_goes_on_past_files_of_exactly_the_limits():
+    """D6 of DurableStreams: its compaction got stuck for ever behind such a file."""
+    config = EAGER.model_copy(update={"rows_max": 5000, "target_file_bytes": 10_000_000})
+    limits = [small(0, 5000), small(1, 10, size=10_000_000), small(2, 2500), small(3, 2501)]
+    assert plan([*limits, *(small(number) for number in range(4, 24))], config) == [paths(4, 24)]
+    five = [small(number, 1000) for number in range(5)]
+    assert plan([*five, *(small(number) for number in range(5, 25))], config) == [
+        paths(0, 5),
+        paths(5, 25),
+    ]
+
+
 def test_plan_never_makes_a_file_of_more_rows_than_allowed():
     config = CompactSettings(files_min=2, rows_max=100)
     files = [small(number, rows=30) for number in range(7)]
@@ -177,6 +189,11 @@ def test_rounds_take_a_bin_that_is_larger_than_a_round():
     huge = Bin((small(0, size=1 << 30), small(1)))
     assert rounds_of([huge], config) == [[huge]]
     assert rounds_of([], config) == []
+
+
+def test_rounds_hold_no_more_bins_than_spark_can_search():
+    bins = [Bin((small(2 * number), small(2 * number + 1))) for number in range(1201)]
+    assert list(map(len, rounds_of(bins, EAGER))) == [500, 500, 201]
 
 
 # A stream that lives long.

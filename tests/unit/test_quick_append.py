@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from api.auth.gate import OpenGate
 from api.routes.quick import QuickAppend
 from api.settings import HttpSettings
 from engine.errors import StorageUnavailable
@@ -38,7 +39,7 @@ def post(*headers: bytes, path: bytes = b"/v1/stream/s", body: bytes = BODY) -> 
 
 def take(data: bytes, log: Submitted | None = None) -> tuple[bool, Submitted]:
     log = log or Submitted()
-    quick = QuickAppend(log, HttpSettings(), LimitSettings())  # type: ignore[arg-type]
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
     return quick(data, lambda *_: None), log
 
 
@@ -110,18 +111,18 @@ def test_quick_append_leaves_the_rest_to_the_route(data: bytes) -> None:
 
 def test_quick_append_answers_when_it_is_durable() -> None:
     log, replies = Submitted(), []
-    quick = QuickAppend(log, HttpSettings(), LimitSettings())  # type: ignore[arg-type]
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
     for _ in range(2):
         assert quick(post(HOST, JSON, LENGTH), lambda *reply: replies.append(reply))
         assert len(replies) < len(log.requests)
         log.done(AppendResult(tail=Offset(10**16 + 5), closed=False))
     offset = (b"stream-next-offset", b"0000000000000001_0000000000000005")
-    assert replies == [(204, [offset], b"")] * 2
+    assert replies == [(204, [offset, (b"stream-ack", b"wal")], b"")] * 2
 
 
 def test_quick_append_tells_that_the_disk_failed() -> None:
     log, replies = Submitted(), []
-    quick = QuickAppend(log, HttpSettings(), LimitSettings())  # type: ignore[arg-type]
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
     assert quick(post(HOST, JSON, LENGTH), lambda *reply: replies.append(reply))
     log.done(StorageUnavailable("the disk"))
     [(status, _, body)] = replies

@@ -42,8 +42,8 @@ def files_of(table: StreamTable) -> list[DataFile]:
     return sorted(table.state.files.values(), key=lambda file: file.first)
 
 
-def trim(lives: Lives, count: int, *, is_vacuumed: bool = False) -> None:
-    """The oldest files go, and the server's next look finds that."""
+def trim(lives: Lives, count: int, *, is_vacuumed: bool = False, later_ms: int = LOOK_MS) -> None:
+    """The oldest files go; the server's next look finds that, if it is later by a second."""
     table = table_of(lives)
     doomed = files_of(table)[:count]
     change = trim_of(table.state, doomed)
@@ -52,7 +52,7 @@ def trim(lives: Lives, count: int, *, is_vacuumed: bool = False) -> None:
     if is_vacuumed:
         for file in doomed:
             table.storage.remove(f"{table.folder}/{file.path}")
-    lives.clock.advance(LOOK_MS)
+    lives.clock.advance(later_ms)
 
 
 def numbers(begin: int, end: int) -> list[bytes]:
@@ -75,6 +75,26 @@ async def check_reads(lives: Lives, offsets: list[int], trimmed: int, name: str 
 
 
 # Reads after a trim.
+
+
+async def test_first_read_after_a_trim_learns_of_it_before_it_answers(lives: Lives):
+    await lives.create("s")
+    offsets = await flushes(lives, 0, 5)
+    trim(lives, 3)
+    with pytest.raises(OffsetTrimmed) as caught:
+        await lives.records("s", offsets[0])
+    assert caught.value.earliest == offsets[2]
+
+
+async def test_read_of_files_vacuumed_since_the_last_look_skips_nothing(lives: Lives):
+    await lives.create("s")
+    offsets = await flushes(lives, 0, 5)
+    for _ in range(2):
+        assert await lives.records("s", offsets[3]) == numbers(4, 5)
+    trim(lives, 3, is_vacuumed=True, later_ms=0)
+    with pytest.raises(OffsetTrimmed) as caught:
+        await lives.records("s", offsets[0])
+    assert caught.value.earliest == offsets[2]
 
 
 @pytest.mark.parametrize("is_vacuumed", [False, True])
