@@ -129,7 +129,7 @@ class Committer:
         """Ends with the first commit of the stream that begins from now on, or fails as it does."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if stream.gone:
-            ended.set_exception(StreamNotFound("the stream was deleted meanwhile"))
+            ended.set_exception(_deleted_meanwhile())
             return ended
         if stream.fault is not None or self._is_over:
             stopped = StorageUnavailable("the server has stopped")
@@ -180,12 +180,9 @@ class Committer:
         self.tail_records -= stream.buffer.records
         stream.buffer.drop_through(stream.tail)
         self._forget(stream)
-        gone = StreamNotFound("the stream was deleted meanwhile")
-        self._tell(self._awaited.pop(stream, []), gone)
+        self._tell(self._awaited.pop(stream, []), _deleted_meanwhile())
         # Also where no commit is known: one that seemed to fail may have left a table.
-        self.trash.announce(stream)
-        if not stream.is_committing:
-            self.trash.empty(stream)
+        self.trash.add(stream)
 
     def lag_seconds(self) -> float:
         """Age of the oldest thing not yet committed."""
@@ -306,10 +303,10 @@ class Committer:
         except Exception as error:  # noqa: BLE001  (supervised: it is retried)
             stream.producers_changed |= producers
             stream.state_changed |= state_changed
-            self._failed(stream, error)
-            if stream.fault is not None:
-                waiting += self._awaited.pop(stream, [])
-            self._tell(waiting, error)
+            if stream.gone:
+                self._tell(waiting, _deleted_meanwhile())
+            else:
+                self._failed(stream, error, waiting)
         else:
             before = stream.version
             self._committed(stream, request, state, applied)
@@ -321,7 +318,7 @@ class Committer:
         if stream in self._awaited:
             self._hurry(stream)
         if stream.gone:
-            self.trash.empty(stream)
+            self.trash.commit_ended(stream)
         elif stream.needs_commit and stream.table is not None:
             self.changed(stream, payload_bytes=0, records=0)
 
@@ -387,7 +384,9 @@ class Committer:
         self.tail_bytes -= before_bytes - stream.buffer.payload_bytes
         self.tail_records -= before_records - stream.buffer.records
 
-    def _failed(self, stream: Stream, error: Exception) -> None:
+    def _failed(
+        self, stream: Stream, error: Exception, waiting: list[asyncio.Future[None]]
+    ) -> None:
         """Nothing is lost: the records stay in the WAL and in the tail."""
         metrics.commit_failures.inc()
         hint = error.hint if isinstance(error, BottomlessError) else None
@@ -396,12 +395,14 @@ class Committer:
         stream.table = None
         if isinstance(error, Fenced | DataCorrupt):
             stream.fault = error
+            waiting += self._awaited.pop(stream, [])
         elif self._draining:
             self._unsaved[stream] = None
         else:
             stream.dirty_since_ms = self._clock.monotonic_ms()
             self._delayed.add(stream)
             self._put(stream, stream.dirty_since_ms + _RETRY_MS)
+        self._tell(waiting, error)
 
     async def _checkpoint(self, stream: Stream, before: int) -> None:
         # A rewrite of a job may have taken the very version at which one is due.
@@ -415,3 +416,7 @@ class Committer:
             _log.warning("checkpoint failed", stream=stream.name, error=str(error))
         else:
             metrics.checkpoints.inc()
+
+
+def _deleted_meanwhile() -> StreamNotFound:
+    return StreamNotFound("the stream was deleted meanwhile")

@@ -33,6 +33,8 @@ class Trash:
         self._pool = ThreadPoolExecutor(1, "trash")
         self._pending: dict[Stream, None] = {}
         self._folders: Counter[str] = Counter()
+        self._busy: dict[str, list[Stream]] = {}
+        """Folders with a commit under way, and who wants them removed at its end."""
         self._abandoned: set[str] = set()
         self._stuck: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,13 +49,27 @@ class Trash:
         """The folder is not free yet."""
         return self._folders[folder] > 0
 
-    def announce(self, stream: Stream) -> None:
-        """The stream's folder must go, once its commit under way has ended."""
+    def add(self, stream: Stream) -> None:
+        """The stream's folder must go, once a commit under way in it has ended.
+
+        That may be the commit of an earlier stream of this name, which is here already.
+        """
         self._pending[stream] = None
         self._folders[stream.folder] += 1
+        if stream.is_committing:
+            assert stream.folder not in self._busy, "a commit began in a folder on its way out"
+            self._busy[stream.folder] = []
+        if stream.folder in self._busy:
+            self._busy[stream.folder].append(stream)
+        else:
+            self._empty(stream)
 
-    def empty(self, stream: Stream) -> None:
-        """Begin to remove the folder of an announced stream."""
+    def commit_ended(self, stream: Stream) -> None:
+        """The last commit of a deleted stream is over: its folder can go."""
+        for waiting in self._busy.pop(stream.folder):
+            self._empty(waiting)
+
+    def _empty(self, stream: Stream) -> None:
         task = asyncio.get_running_loop().create_task(self._remove(stream))
         self._tasks.add(task)
         task.add_done_callback(self._removed)

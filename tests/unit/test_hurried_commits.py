@@ -111,6 +111,42 @@ async def test_table_ack_of_a_stream_deleted_with_it_is_not_given(lives: Lives):
     await delete
 
 
+async def test_two_deletes_in_mid_commit_leave_the_folder_alone_until_its_end(lives: Lives):
+    """The second stream of the name has no commit of its own, but the first one's still runs."""
+    await lives.create("other")
+    await for_the_table(lives, "other")
+    gate = Gate(lives, "put_if_absent")
+    await lives.create("s")
+    append = for_the_table(lives, "s")
+    await until(gate.entered.is_set)
+    await lives.log.delete(StreamName("s"))
+    await lives.create("s")
+    await lives.log.delete(StreamName("s"))
+    # Folders are removed one after another: when this one is gone, "s" has been passed over.
+    await lives.log.delete(StreamName("other"))
+    await until(lambda: not lives.storage.exists("other"), "the removal of the other")
+    assert lives.storage.exists("s"), "the folder was taken from under a commit"
+    gate.open()
+    assert (await outcome(append)).ack is Ack.TABLE
+    await until(lambda: not lives.storage.exists("s"), "the removal")
+    await lives.create("s")
+    assert (await outcome(for_the_table(lives, "s", b"2"))).ack is Ack.TABLE
+    await lives.restart(without_wal=True)
+    assert await lives.records("s") == [b"2"]
+
+
+async def test_failed_commit_of_a_deleted_stream_is_no_fault_of_the_storage(lives: Lives):
+    gate = Gate(lives, "put_if_absent")
+    lives.storage.fail("put_if_absent")
+    await lives.create("s")
+    append = for_the_table(lives, "s")
+    await until(gate.entered.is_set)
+    await lives.log.delete(StreamName("s"))
+    gate.open()
+    assert isinstance(await outcome(append), errors.StreamNotFound)
+    await until(lambda: not lives.storage.exists("s"), "the removal")
+
+
 async def test_table_ack_does_not_wait_for_a_folder_that_cannot_be_freed(lives: Lives):
     await lives.create("s")
     await for_the_table(lives, "s")
