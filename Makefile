@@ -95,7 +95,7 @@ format: $(DEV) ## Rewrite the code in the project's style
 
 PYTEST = $(BIN)/python -m pytest --durations=15 $(ARGS)
 
-.PHONY: test test-unit test-property test-spark test-conformance test-crash
+.PHONY: test test-unit test-property test-spark test-conformance test-crash test-faults
 test: install lint ## Everything: set-up, lint, then every test
 	$(PYTEST) tests
 test-unit: $(DEV) ## Tests without Spark, network or processes
@@ -106,8 +106,11 @@ test-spark: $(DEV) $(JARS) ## Tables and jobs through a real Spark session
 	$(PYTEST) tests/spark
 test-conformance: $(DEV) $(NODE) ## The protocol's own suite against a real server
 	$(PYTEST) tests/conformance
-test-crash: $(DEV) ## kill -9, torn files, failing stores
+test-crash: $(DEV) ## Torn files, failing stores, lost local state
 	$(PYTEST) tests/crash
+test-faults: install ## Every fault, as often as it takes (an hour or more); writes docs/durability.md
+	BOTTOMLESS_FAULTS=long BOTTOMLESS_FAULTS_LEDGER=$(VENV)/faults.json $(PYTEST) tests/faults
+	$(BIN)/python scripts/write_durability.py $(VENV)/faults.json
 
 # --- the rest -------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+pytest_plugins = ["tests.support.spark"]
+
 TESTS = Path(__file__).parent
-TIERS = frozenset({"unit", "property", "spark", "conformance", "crash"})
+TIERS = frozenset({"unit", "property", "spark", "conformance", "crash", "faults"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,16 +9,16 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import deltalake
 import httpx
-import pyarrow.parquet as pq
 import pytest
 
 from jobs import check, maintain
 from tests.support.load import Client, StreamHistory, Writer, wait_for
 from tests.support.server import ServerProcess
+from tests.support.tables import pairs_of, streamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,28 +87,6 @@ class Tailer(threading.Thread):
 
 def files_of(path: Path) -> int:
     return len(deltalake.DeltaTable(str(path)).file_uris())
-
-
-def streamed(spark: SparkSession, path: Path, scratch: Path) -> list[tuple[str, str]]:
-    """What readStream sees from version 0 on."""
-    target = scratch / "seen"
-    query = (
-        spark.readStream.format("delta")
-        .option("startingVersion", "0")
-        .load(str(path))
-        .select("offset", "data")
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(scratch / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(target))
-    )
-    query.awaitTermination(int(LIVE_SECONDS * 2 + 200))
-    assert not query.isActive, "readStream did not end"
-    return pairs_of(pq.read_table(target))
-
-
-def pairs_of(rows: Any) -> list[tuple[str, str]]:
-    return sorted(zip(rows["offset"].to_pylist(), rows["data"].to_pylist(), strict=True))
 
 
 def test_maintenance_beside_a_server_under_load(

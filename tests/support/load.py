@@ -7,7 +7,9 @@ with the offset it came with. ``StreamHistory.verify`` compares that with what t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
+import json
 import math
 import random
 import re
@@ -21,6 +23,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
 
 JSON = "application/json"
@@ -173,6 +176,8 @@ class StreamHistory:
     tail: str = ""
     unsure: int = 0
     """Attempts without an answer, over all checks."""
+    journal: Path | None = None
+    """Attempts and answers are written here too, for whoever wants to see what happened."""
     _pending: list[Attempt] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -181,12 +186,23 @@ class StreamHistory:
         attempt = Attempt(records, time.monotonic(), producer)
         with self._lock:
             self._pending.append(attempt)
+            self._note("attempt", attempt)
         return attempt
 
     def acknowledge(self, attempt: Attempt, offset: str) -> None:
         """The server took it: from now on it may never be missing."""
         attempt.ended = time.monotonic()
         attempt.offset = offset
+        with self._lock:
+            self._note("ack", attempt)
+
+    def _note(self, what: str, attempt: Attempt) -> None:
+        if self.journal is None:
+            return
+        digest = hashlib.sha256(attempt.body).hexdigest()[:16]
+        line = [what, self.name, attempt.producer, digest, len(attempt.records), attempt.offset]
+        with self.journal.open("a") as journal:
+            journal.write(json.dumps(line) + "\n")
 
     def verify(self, observed: list[bytes]) -> list[Attempt]:
         """Check the whole log; returns the attempts that it now holds and did not hold before.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 HOST = "127.0.0.1"
+CLONE = Path(__file__).resolve().parents[2]
 EXECUTABLE = Path(sys.executable).parent / "bottomless"
 
 READY_TIMEOUT_S = 30.0
@@ -44,12 +45,18 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         args: tuple[str, ...] = (),
         log_path: Path | None = None,
+        careless: str = "",
+        wrapper: tuple[str, ...] = (),
     ) -> None:
         self.root = root
         self.port = free_port()
         self.env = dict(env or {})
         self.args = args
         self.log_path = log_path or root.with_name(f"{root.name}.server.log")
+        self.careless = careless
+        """Precautions that are taken away from this server (tests/faults/careless.py)."""
+        self.wrapper = wrapper
+        """A command in front of the server's own, e.g. strace; it must not become the child."""
         self._child: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -60,9 +67,13 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         args: tuple[str, ...] = (),
         log_path: Path | None = None,
+        careless: str = "",
+        wrapper: tuple[str, ...] = (),
     ) -> Self:
         """Start a server and wait until it answers; nothing is left running if it does not."""
-        server = cls(root, env=env, args=args, log_path=log_path)
+        server = cls(
+            root, env=env, args=args, log_path=log_path, careless=careless, wrapper=wrapper
+        )
         server.spawn()
         try:
             server.wait_ready()
@@ -90,8 +101,11 @@ class ServerProcess:
     def spawn(self) -> None:
         """Start the child and return at once. Use `wait_ready` to know when it answers."""
         assert not self.is_running, "the server runs already"
+        program = [str(EXECUTABLE)]
+        if self.careless:
+            program = [sys.executable, "-m", "tests.faults.careless", self.careless]
         command = [
-            *[str(EXECUTABLE), "serve", "--root", str(self.root)],
+            *[*self.wrapper, *program, "serve", "--root", str(self.root)],
             *["--host", HOST, "--port", str(self.port), *self.args],
         ]
         with self.log_path.open("ab") as log:
@@ -101,6 +115,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=child_environment(self.env),
+                cwd=CLONE,
             )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:

@@ -7,10 +7,11 @@ after a clean stop, and a server started on the root serves them.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 
 from engine.format.batch import SEPARATOR, Batch
 from engine.format.frame import StreamMeta
@@ -26,6 +27,8 @@ from engine.types import StreamName, payload_kind
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 JSON = "application/json"
 DAY_MS = 86_400_000
@@ -124,3 +127,28 @@ def events(begin: int, end: int) -> Iterable[bytes]:
                 *(mixed, mixed ^ 0xA5A5A5A5, number // 3600 % 24, number // 60 % 60, number % 60),
             )
         )
+
+
+def streamed(
+    spark: SparkSession, path: Path, scratch: Path, *, timeout_s: int = 600
+) -> list[tuple[str, str]]:
+    """What readStream sees from version 0 on."""
+    target = scratch / "seen"
+    query = (
+        spark.readStream.format("delta")
+        .option("startingVersion", "0")
+        .load(str(path))
+        .select("offset", "data")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(scratch / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(target))
+    )
+    query.awaitTermination(timeout_s)
+    assert not query.isActive, "readStream did not end"
+    return pairs_of(pq.read_table(target))
+
+
+def pairs_of(rows: Any) -> list[tuple[str, str]]:
+    """Offset and data of every row, in order."""
+    return sorted(zip(rows["offset"].to_pylist(), rows["data"].to_pylist(), strict=True))

@@ -1,0 +1,51 @@
+"""Write the table of a `make test-faults` run into docs/durability.md, between its two marks."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "durability.md"
+MARKS = re.compile(r"(<!-- faults: begin -->\n).*?(<!-- faults: end -->)", re.DOTALL)
+HEAD = (
+    "| id | fault | tried | acks checked | lost | negative control |\n|---|---|--:|--:|--:|---|\n"
+)
+
+
+def main() -> int:
+    """Exit 1 where something was lost or a control did not notice: the table says it as well."""
+    rows = json.loads(Path(sys.argv[1]).read_text())
+    lines = [line_of(row) for row in rows]
+    tried, checked = (sum(row[key] for row in rows) for key in ("tried", "checked"))
+    when = datetime.now(UTC).date().isoformat()
+    head = f"Run of {when}, Linux {platform.release()}, Python {platform.python_version()}:"
+    sums = f"{tried:,} faults, {checked:,} acknowledged appends looked for."
+    table = HEAD + "\n".join(lines)
+    PAGE.write_text(MARKS.sub(rf"\g<1>{head} {sums}\n\n{table}\n\g<2>", PAGE.read_text()))
+    print(table)
+    return int(any(is_bad(row) for row in rows))
+
+
+def is_bad(row: dict[str, Any]) -> bool:
+    """A promise was broken, or the harness would not have noticed."""
+    outcomes = [*row["outcomes"], *(outcome for _, outcome in row["controls"])]
+    return "broken" in outcomes
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """One row; what was not run says why."""
+    left_out = sorted({text for text in row["outcomes"] if text.startswith("not run")})
+    lost = "**BROKEN**" if "broken" in row["outcomes"] else "0" if row["tried"] else "-"
+    what = "; ".join([*row["what"], *row["notes"], *left_out])
+    controls = "; ".join(f"{what}: {outcome}" for what, outcome in row["controls"]) or "-"
+    cells = [row["id"], what, f"{row['tried']:,}", f"{row['checked']:,}", lost, controls]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
