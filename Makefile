@@ -51,9 +51,11 @@ $(JARS): requirements/jars.sha256 scripts/fetch_jars.py scripts/find_java.sh \
 $(NODE): tests/conformance/package-lock.json tests/conformance/package.json | $(DEV)
 	scripts/install_node.sh $(VENV)
 
-.PHONY: install jars lock
+.PHONY: install jars fault-tools lock
 install: $(DEV) $(JARS) $(NODE) ## Set up everything: .venv, Delta jars, the protocol suite
 jars: $(JARS) ## Fetch the Delta jars that the Spark jobs load, once
+fault-tools: ## Get strace, mkfs.ext4 and a C compiler for the fault suite, where that works
+	scripts/install_fault_tools.sh
 lock: $(BIN)/uv ## Regenerate every lock file (ARGS=--upgrade to move versions)
 	scripts/lock.sh $(BIN)/uv $(ARGS)
 
@@ -96,7 +98,7 @@ format: $(DEV) ## Rewrite the code in the project's style
 PYTEST = $(BIN)/python -m pytest --durations=15 $(ARGS)
 
 .PHONY: test test-unit test-property test-spark test-conformance test-crash test-faults
-test: install lint ## Everything: set-up, lint, then every test
+test: install fault-tools lint ## Everything: set-up, lint, then every test
 	$(PYTEST) tests
 test-unit: $(DEV) ## Tests without Spark, network or processes
 	$(PYTEST) tests/unit
@@ -108,9 +110,10 @@ test-conformance: $(DEV) $(NODE) ## The protocol's own suite against a real serv
 	$(PYTEST) tests/conformance
 test-crash: $(DEV) ## Torn files, failing stores, lost local state
 	$(PYTEST) tests/crash
-test-faults: install ## Every fault, as often as it takes (an hour or more); writes docs/durability.md
-	BOTTOMLESS_FAULTS=long BOTTOMLESS_FAULTS_LEDGER=$(VENV)/faults.json $(PYTEST) tests/faults
-	$(BIN)/python scripts/write_durability.py $(VENV)/faults.json
+test-faults: install fault-tools ## Every fault, as often as it takes (an hour or more); writes docs/durability.md
+	code=0; BOTTOMLESS_FAULTS=long BOTTOMLESS_FAULTS_LEDGER=$(VENV)/faults.json \
+		$(PYTEST) tests/faults || code=$$?; \
+		$(BIN)/python scripts/write_durability.py $(VENV)/faults.json && exit $$code
 
 # --- the rest -------------------------------------------------------------------------------
 
