@@ -1,1 +1,115 @@
-"""What users import and type: the client library and the command line."""
+"""What users import and type: the client library and the command line.
+
+import bottomless
+
+with bottomless.connect("http://127.0.0.1:4437") as client:
+    with client.producer("orders") as producer:
+        producer.append({"id": 1, "item": "tea"})
+    for record in client.consumer("orders", follow=False):
+        print(record.time, record.value)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from bottomless.backoff import Retry
+    from bottomless.blocking import Client, Consumer, Producer
+    from bottomless.client import AsyncClient, ListedStream, StreamInfo
+    from bottomless.consumer import AsyncConsumer, Record
+    from bottomless.delivery import Delivered, ProducerOptions
+    from bottomless.errors import (
+        BottomlessError,
+        Conflict,
+        DataDamaged,
+        DeliveryUnknown,
+        Fenced,
+        Gone,
+        InvalidRequest,
+        NotAllowed,
+        NotFound,
+        Unavailable,
+    )
+    from bottomless.formats import register_format
+    from bottomless.positions import After, Newest, Since
+    from bottomless.producer import AsyncProducer
+
+__all__ = [
+    "After",
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "BottomlessError",
+    "Client",
+    "Conflict",
+    "Consumer",
+    "DataDamaged",
+    "Delivered",
+    "DeliveryUnknown",
+    "Fenced",
+    "Gone",
+    "InvalidRequest",
+    "ListedStream",
+    "Newest",
+    "NotAllowed",
+    "NotFound",
+    "Producer",
+    "ProducerOptions",
+    "Record",
+    "Retry",
+    "Since",
+    "StreamInfo",
+    "Unavailable",
+    "connect",
+    "connect_async",
+    "register_format",
+]
+
+# Imported when first used: `bottomless serve` is this package too, and starts without them.
+_HOMES: Final = {
+    **dict.fromkeys(("Retry",), "bottomless.backoff"),
+    **dict.fromkeys(("Client", "Consumer", "Producer"), "bottomless.blocking"),
+    **dict.fromkeys(("AsyncClient", "ListedStream", "StreamInfo"), "bottomless.client"),
+    **dict.fromkeys(("AsyncConsumer", "Record"), "bottomless.consumer"),
+    **dict.fromkeys(("Delivered", "ProducerOptions"), "bottomless.delivery"),
+    **dict.fromkeys(
+        (
+            "BottomlessError",
+            "Conflict",
+            "DataDamaged",
+            "DeliveryUnknown",
+            "Fenced",
+            "Gone",
+            "InvalidRequest",
+            "NotAllowed",
+            "NotFound",
+            "Unavailable",
+        ),
+        "bottomless.errors",
+    ),
+    **dict.fromkeys(("register_format",), "bottomless.formats"),
+    **dict.fromkeys(("After", "Newest", "Since"), "bottomless.positions"),
+    **dict.fromkeys(("AsyncProducer",), "bottomless.producer"),
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (whatever has that name)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def connect(url: str, **options: Any) -> Client:
+    """A client that blocks; the options are those of AsyncClient: ``token``, ``timeout_s`` …"""
+    from bottomless.blocking import Client
+
+    return Client(url, **options)
+
+
+def connect_async(url: str, **options: Any) -> AsyncClient:
+    """A client to be awaited; made on the event loop that uses it."""
+    from bottomless.client import AsyncClient
+
+    return AsyncClient(url, **options)

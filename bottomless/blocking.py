@@ -1,0 +1,229 @@
+"""The same client, producer and consumer without ``await``: calls run on the client's portal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from bottomless.client import JSON, AsyncClient
+from bottomless.portal import Portal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+    from types import TracebackType
+
+    from bottomless.client import ListedStream, StreamInfo
+    from bottomless.consumer import AsyncConsumer, Record
+    from bottomless.errors import BottomlessError
+    from bottomless.formats import Value
+    from bottomless.positions import Start
+    from bottomless.producer import AsyncProducer
+
+
+class Client:
+    """Connections to one server; use it with ``with``. May be shared by threads."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._portal = Portal()
+        try:
+            self._client = self._portal.call(_make(url, options))
+        except BaseException:
+            self._portal.close()
+            raise
+        self.url = self._client.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.aclose()
+
+    def aclose(self) -> None:
+        """Give the connections back. Safe to call twice."""
+        if not self._portal.loop.is_closed():
+            self._portal.call(self._client.aclose())
+            self._portal.close()
+
+    def create(self, stream: str, content_type: str = JSON, **options: Any) -> bool:
+        """Make a stream; False where it is there already."""
+        return self._portal.call(self._client.create(stream, content_type, **options))
+
+    def info(self, stream: str) -> StreamInfo:
+        """Type, tail and whether it is closed."""
+        return self._portal.call(self._client.info(stream))
+
+    def streams(self, prefix: str = "") -> Iterator[ListedStream]:
+        """All streams, or those whose names begin so."""
+        rows = self._client.streams(prefix)
+        while (row := self._portal.call(anext(rows, None))) is not None:
+            yield row
+
+    def append(self, stream: str, *values: Value, ack: str | None = None) -> str | None:
+        """Store values, in one step and once."""
+        return self._portal.call(self._client.append(stream, *values, ack=ack))
+
+    def read(
+        self, stream: str, start: Start = "beginning", *, limit: int | None = None
+    ) -> list[Record]:
+        """What is there now."""
+        return self._portal.call(self._client.read(stream, start, limit=limit))
+
+    def close(self, stream: str) -> None:
+        """Close a stream."""
+        self._portal.call(self._client.close(stream))
+
+    def delete(self, stream: str) -> None:
+        """Delete a stream."""
+        self._portal.call(self._client.delete(stream))
+
+    def settings(self, stream: str, **changes: Any) -> dict[str, Any]:
+        """A stream's own settings, after these changes."""
+        return self._portal.call(self._client.settings(stream, **changes))
+
+    def producer(self, stream: str, **options: Any) -> Producer:
+        """A producer; the options are those of ProducerOptions."""
+        return Producer(self._portal, self._portal.call(self._client.producer(stream, **options)))
+
+    def consumer(
+        self, stream: str, start: Start = "beginning", *, follow: bool = True, page: int = 2000
+    ) -> Consumer:
+        """A reader from a place on."""
+        reader = self._client.consumer(stream, start, follow=follow, page=page)
+        return Consumer(self._portal, reader)
+
+
+class Producer:
+    """Takes values from any thread, sends batches in the background."""
+
+    def __init__(self, portal: Portal, producer: AsyncProducer) -> None:
+        self._portal = portal
+        self._producer = producer
+        self._encode = producer.format.encode
+        self._add = producer.values.add
+        self.id = producer.id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._producer.__aexit__(kind, error, trace))
+
+    @property
+    def delivered(self) -> int:
+        """Values that are stored."""
+        return self._producer.delivered
+
+    @property
+    def failed(self) -> int:
+        """Values that are not, or of which it is not known."""
+        return self._producer.failed
+
+    @property
+    def error(self) -> BottomlessError | None:
+        """What ended the delivery."""
+        return self._producer.error
+
+    def append(self, value: Value) -> None:
+        """Take a value. Waits only where the buffer is full."""
+        producer = self._producer
+        producer.check()
+        is_first, is_full = self._add(self._encode(value))
+        if is_first or is_full:
+            self._portal.loop.call_soon_threadsafe(_kick, producer, is_full)
+        if producer.is_over_full:
+            self._portal.call(producer.wait_for_room())
+
+    def flush(self) -> None:
+        """Return when everything taken so far is stored; raises where it is not."""
+        self._portal.call(self._producer.flush())
+
+    def close(self, *final: Value) -> None:
+        """Store what is left and these last values, and close the stream."""
+        self._portal.call(self._producer.close(*final))
+
+    def detach(self) -> None:
+        """Store what is left and stop; the stream stays open."""
+        self._portal.call(self._producer.detach())
+
+    def abort(self) -> None:
+        """Stop at once."""
+        self._portal.call(self._producer.abort())
+
+    def restart(self) -> None:
+        """Go on after an error, in a new epoch."""
+        self._portal.call(self._producer.restart())
+
+
+class Consumer:
+    """Iterate over it, or call `next`."""
+
+    def __init__(self, portal: Portal, consumer: AsyncConsumer) -> None:
+        self._portal = portal
+        self._consumer = consumer
+        self.stream = consumer.stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._consumer.close())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Record:
+        record = self.next()
+        if record is None:
+            raise StopIteration
+        return record
+
+    @property
+    def position(self) -> str | None:
+        """Behind the last value that was handed out."""
+        return self._consumer.position
+
+    def next(self, timeout_s: float | None = None) -> Record | None:
+        """The next value. None at the end, or where none came in ``timeout_s`` seconds."""
+        record = self._consumer.take_one()
+        if record is None and self._portal.call(self._consumer.fill(timeout_s)):
+            record = self._consumer.take_one()
+        return record
+
+    def take(self) -> list[Record]:
+        """All values that are here already, without waiting."""
+        return self._consumer.take()
+
+    def seek(self, time: datetime | str) -> None:
+        """Go on with what was stored at that time or later."""
+        self._portal.call(self._consumer.seek(time))
+
+    def rewind(self, start: Start = "beginning") -> None:
+        """Go on from there."""
+        self._portal.call(self._consumer.rewind(start))
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._portal.call(self._consumer.close())
+
+
+async def _make(url: str, options: dict[str, Any]) -> AsyncClient:
+    return AsyncClient(url, **options)
+
+
+def _kick(producer: AsyncProducer, is_full: bool) -> None:
+    producer.kick(is_full=is_full)
