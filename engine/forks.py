@@ -48,7 +48,7 @@ class Forks:
         self, request: CreateRequest, fork: ForkRequest
     ) -> tuple[Stream, Records, CreateRequest]:
         """Find the source, fix the position, copy what a sub-offset wants, hold the source."""
-        source = self._source(fork.source)
+        source = await self._source(fork.source)
         position = source.tail if fork.offset is None else fork.offset
         if position > source.tail:
             raise BadFork("the fork offset is beyond the source's tail")
@@ -59,14 +59,14 @@ class Forks:
         if fork.sub_offset:
             prefix = await self._prefix(source, position, fork.sub_offset)
         await hold(source, position, self._committer)
-        if self._source(fork.source) is not source:
+        if await self._source(fork.source) is not source:
             raise StreamNotFound("the fork's source was replaced meanwhile")
         fixed = ForkRequest(fork.source, position, fork.sub_offset)
         return source, prefix, msgspec.structs.replace(request, fork=fixed)
 
-    def _source(self, name: StreamName) -> Stream:
+    async def _source(self, name: StreamName) -> Stream:
         try:
-            return self._writer.require_soon(name)
+            return await self._writer.require(name)
         except StreamGone as error:
             raise StreamExists("the fork's source was deleted") from error
 

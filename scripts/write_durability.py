@@ -1,4 +1,7 @@
-"""Write the table of a `make test-faults` run into docs/durability.md, between its two marks."""
+"""Write the table of a `make test-faults` run into docs/durability.md, between its two marks.
+
+Several ledgers are one table: the tests may have been shared among several runs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ HEAD = (
 
 def main() -> int:
     """Exit 1 where something was lost or a control did not notice: the table says it as well."""
-    rows = json.loads(Path(sys.argv[1]).read_text())
+    rows = merge([json.loads(Path(name).read_text()) for name in sys.argv[1:]])
     lines = [line_of(row) for row in rows]
     tried, checked = (sum(row[key] for row in rows) for key in ("tried", "checked"))
     when = datetime.now(UTC).date().isoformat()
@@ -29,6 +32,19 @@ def main() -> int:
     PAGE.write_text(MARKS.sub(rf"\g<1>{head} {sums}\n\n{table}\n\g<2>", PAGE.read_text()))
     print(table)
     return int(any(is_bad(row) for row in rows))
+
+
+def merge(ledgers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row per id: counts added up, lists joined."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in (row for ledger in ledgers for row in ledger):
+        known = rows.setdefault(row["id"], {"id": row["id"]})
+        for key, value in row.items():
+            if key == "what":
+                known[key] = list(dict.fromkeys(known.get(key, []) + value))
+            elif key != "id":
+                known[key] = known[key] + value if key in known else value
+    return [rows[id_] for id_ in sorted(rows)]
 
 
 def is_bad(row: dict[str, Any]) -> bool:

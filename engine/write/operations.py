@@ -38,18 +38,33 @@ class Outcome(Protocol):
 class CreateOperation:
     """A new stream; records and closing follow as operations of their own in the same group."""
 
-    __slots__ = ("done", "payload_bytes", "stream")
+    __slots__ = ("_base", "_follower", "done", "payload_bytes", "stream")
 
     def __init__(self, stream: Stream, done: asyncio.Future[None]) -> None:
         self.stream = stream
         self.done = done
         self.payload_bytes = 0
+        self._base = START
+        self._follower: AppendOperation | None = None
+
+    def tail_from(self, append: AppendOperation) -> None:
+        """The stream is created with what this appends, too."""
+        if append.records.count:
+            self._follower = append
+
+    @property
+    def tail(self) -> Offset:
+        """Where the stream ended when it was created; others may have appended since."""
+        if self._follower is not None and self._follower.batch is not None:
+            return self._follower.batch.last
+        return self._base
 
     def encode(self, epoch: int) -> list[bytes | memoryview]:
         """The tail of an empty stream is the moment it was created; a fork's is where it branched
         off.
         """
         base = self.stream.fork_offset if self.stream.source else make_offset(epoch, 0)
+        self._base = base
         self.stream.begin_at(base)
         return [*encode_create(self.stream.meta)]
 

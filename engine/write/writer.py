@@ -2,20 +2,27 @@
 way.
 
 Judging and submitting happen in one turn of the event loop, so two requests for one stream or
-producer can never be judged against the same state.
+producer can never be judged against the same state. No answer, a refusal neither, tells of what is
+not durable yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from engine.errors import (
+    BadProducer,
     BottomlessError,
+    Conflict,
+    Fenced,
+    Gone,
     InvalidRequest,
+    NotFound,
     Overloaded,
+    StreamClosed,
     StreamExists,
     StreamGone,
     StreamNotFound,
@@ -61,6 +68,9 @@ if TYPE_CHECKING:
     from engine.write.group import GroupCommit
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
+# What these say may rest on what is still on its way. Who was told so must find it so, also after a
+# crash: they are raised when everything they may rest on is durable, and not if that fails.
+_VERDICTS: Final = (Conflict, Fenced, Gone, NotFound, BadProducer)
 
 
 class Writer:
@@ -104,19 +114,22 @@ class Writer:
         self._check_room(len(records.data) + len(prefix.data))
         self._registry.announce(name, stream)
         done = self._group.future()
-        self._group.submit(CreateOperation(stream, done))
+        create = CreateOperation(stream, done)
+        self._group.submit(create)
         if prefix.count:
-            self._group.submit(AppendOperation(stream, prefix, self._group.future(), closes=False))
+            create.tail_from(self._submit_append(stream, prefix, closes=False))
         if records.count or request.closed:
-            operation = AppendOperation(
-                stream, records, self._group.future(), closes=request.closed
-            )
-            self._group.submit(operation)
+            create.tail_from(self._submit_append(stream, records, closes=request.closed))
         if source is not None:
             _hold(source, done)
         # Shielded: a caller that goes away does not end the create, nor its hold on the source.
         await asyncio.shield(done)
-        return CreateResult(True, stream.meta.content_type, stream.tail, request.closed)
+        return CreateResult(True, stream.meta.content_type, create.tail, request.closed)
+
+    def _submit_append(self, stream: Stream, records: Records, *, closes: bool) -> AppendOperation:
+        operation = AppendOperation(stream, records, self._group.future(), closes=closes)
+        self._group.submit(operation)
+        return operation
 
     def _new_stream(
         self, name: StreamName, request: CreateRequest, source: Stream | None
@@ -159,23 +172,33 @@ class Writer:
 
     async def _confirm(self, stream: Stream, request: CreateRequest) -> CreateResult:
         """A repeated create: fine if it asks for what is there, a conflict otherwise."""
-        if stream.is_leaving:
-            raise StreamExists("a deleted stream of this name is kept for its forks")
+        is_leaving = stream.is_leaving
         other = difference(stream, request, default_content_type=DEFAULT_CONTENT_TYPE)
+        await self._group.barrier()
+        if is_leaving:
+            raise StreamExists("a deleted stream of this name is kept for its forks")
+        if other is None and request.closed != stream.closed:
+            other = "closed state"
         if other is not None:
             raise StreamExists(
                 f"the stream exists with another {other}",
                 hint="Use another name, or delete the stream first.",
             )
-        await self._group.barrier()
         return CreateResult(False, stream.meta.content_type, stream.tail, stream.closed)
 
     # Append and close.
 
     async def append(self, name: StreamName, request: AppendRequest) -> AppendResult:
         """Append and/or close; returns when that is durable."""
-        stream = self.require_soon(name)
-        operation = self._judge(stream, request)
+        stream = await self.require(name)
+        try:
+            operation = self._judge(stream, request)
+        except _VERDICTS as refusal:
+            await self._group.barrier()
+            if isinstance(refusal, StreamClosed):
+                # Its last records may have had no offsets when it was judged.
+                refusal.tail = stream.tail
+            raise
         if operation is None:
             result = await self._duplicate(stream, request)
         else:
@@ -249,6 +272,9 @@ class Writer:
     async def _duplicate(self, stream: Stream, request: AppendRequest) -> AppendResult:
         """The first copy may still be on its way: only what is durable may be confirmed."""
         await self._group.barrier()
+        if stream.closed:
+            # It may have been closed meanwhile, by another.
+            check_closing_again(stream, request)
         state = ProducerState(0, 0)
         if request.producer is not None:
             state = stream.producers.get(request.producer.id, state)
@@ -264,7 +290,7 @@ class Writer:
 
     async def change_settings(self, name: StreamName, patch: dict[str, Any]) -> StreamOverrides:
         """Merge into the stream's own settings, durably; None takes one back."""
-        stream = self.require_soon(name)
+        stream = await self.require(name)
         settings = merge_overrides(stream.settings_soon, patch)
         if settings != stream.settings_soon:
             self._check_room(0)
@@ -280,7 +306,11 @@ class Writer:
 
     async def delete(self, name: StreamName) -> None:
         """Delete a stream; readers are told at once."""
-        stream = self._present_soon(name)
+        try:
+            stream = self._present_soon(name)
+        except _VERDICTS:
+            await self._group.barrier()
+            raise
         self._group.check_open()
         await self._submit_delete(stream)
 
@@ -298,6 +328,17 @@ class Writer:
         return operation.done
 
     # What both need.
+
+    async def require(self, name: StreamName) -> Stream:
+        """The stream the next append will meet, without a turn of the event loop if there is one.
+
+        That there is none is told when it is durable, like every verdict.
+        """
+        try:
+            return self.require_soon(name)
+        except _VERDICTS:
+            await self._group.barrier()
+            raise
 
     def require_soon(self, name: StreamName) -> Stream:
         """The stream the next append will meet."""
