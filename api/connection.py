@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _CHUNK_OVERHEAD_BYTES: Final = 64 * 1024
 _CHUNK_OVERHEAD_RATIO: Final = 16
 _BODY_BYTES_PER_S_MIN: Final = 16 * 1024
+# A body of this size is let through in any case: its connection costs as much.
+_BODY_BYTES_FREE: Final = 64 * 1024
 _LINGER_SILENT_MS: Final = 2000
 # What is still read and thrown away after a refusal, so that the client can read the answer.
 _DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -63,11 +65,25 @@ class RequestRefused(ValueError):
         self.detail = detail
 
 
+class Bodies:
+    """Bytes of bodies that are being received, all connections together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+
+    @property
+    def are_too_many(self) -> bool:
+        """Memory would end before the bodies do."""
+        return self.bytes > self._bytes_max
+
+
 class Connection(HttpToolsProtocol):
     """Bounds are set on a subclass per server, see ``connection_class``."""
 
     http: HttpSettings
     quick_append: QuickAppend
+    bodies: Bodies
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -86,6 +102,7 @@ class Connection(HttpToolsProtocol):
         self._is_chunked = False
         self._body_raw_bytes = 0
         self._body_bytes = 0
+        self._held_bytes = 0
         self._refusal: RequestRefused | None = None
         self._is_refused = False
         self._unsent_bytes = 0
@@ -150,6 +167,7 @@ class Connection(HttpToolsProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
         # uvicorn tells only the newest request; with pipelining an older one may be running.
         self.pipeline.clear()
         running = self._running
@@ -197,12 +215,23 @@ class Connection(HttpToolsProtocol):
     @override
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        if not self.cycle.response_complete:
+            self._held_bytes += len(body)
+            self.bodies.bytes += len(body)
+            if self.bodies.are_too_many and self._held_bytes > _BODY_BYTES_FREE:
+                raise RequestRefused(503, "too many bodies are being received, try again shortly")
         super().on_body(body)
+
+    def _let_go(self) -> None:
+        """The body is whole and the engine's own bounds hold for it, or nobody wants it."""
+        self.bodies.bytes -= self._held_bytes
+        self._held_bytes = 0
 
     @override
     def on_message_complete(self) -> None:
         if self._is_chunked:
             self._check_overhead(self._reading if self._begun <= 1 else 0)
+        self._let_go()
         self._phase = Phase.NOTHING
         self._is_between = True
         super().on_message_complete()
@@ -344,6 +373,8 @@ class Connection(HttpToolsProtocol):
         status = refusal.status
         body = problem(status, HTTPStatus(status).name.lower(), refusal.detail)
         headers, defaults = [(b"content-type", PROBLEM_TYPE)], self.server_state.default_headers
+        if status == 503:
+            headers.append((b"retry-after", b"1"))
         self.transport.write(render_whole(status, headers, body, defaults, keep_alive=False))
         self.transport.close()
 
@@ -364,7 +395,10 @@ def _refuse_encodings(encodings: list[bytes]) -> None:
     raise RequestRefused(400, "the transfer encoding is not clear")
 
 
-def connection_class(http: HttpSettings, quick_append: QuickAppend) -> type[Connection]:
+def connection_class(
+    http: HttpSettings, quick_append: QuickAppend, *, bodies_bytes_max: int
+) -> type[Connection]:
     """The protocol class that uvicorn makes one instance of per connection."""
-    namespace = {"http": http, "quick_append": quick_append}
+    bodies = Bodies(bodies_bytes_max)
+    namespace = {"http": http, "quick_append": quick_append, "bodies": bodies}
     return type("BoundedConnection", (Connection,), namespace)

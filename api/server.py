@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import signal
 from typing import TYPE_CHECKING, Final
@@ -38,6 +39,10 @@ _TICKS_PER_SWEEP: Final = 10
 _GC_THRESHOLDS: Final = (50_000, 20, 20)
 # TLS 1.2 with forward secrecy and authenticated encryption; TLS 1.3 has nothing else.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+_FULL_DISK_HINT: Final = (
+    "Free some space on the disk of the root and on that of its _wal folder, then start again."
+    " Nothing acknowledged is lost by trying."
+)
 _log: Final = structlog.get_logger("api.server")
 
 
@@ -52,7 +57,11 @@ def run(settings: Settings) -> int:
     except BottomlessError as error:
         _log.error("cannot start", error=error.message, code=error.code, hint=error.hint)
         return 1
-    except (BadSettings, DamagedFile, OSError) as error:
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        _log.error("cannot start", error=str(error), hint=_FULL_DISK_HINT if is_full else None)
+        return 1
+    except (BadSettings, DamagedFile) as error:
         _log.error("cannot start", error=str(error))
         return 1
 
@@ -130,7 +139,11 @@ class Server(uvicorn.Server):
         every = every_response(http.cors_origins, is_guarded=gate.is_on)
         config = uvicorn.Config(
             create_app(settings, log, gate),
-            http=connection_class(http, QuickAppend(log, http, settings.limits, gate)),
+            http=connection_class(
+                http,
+                QuickAppend(log, http, settings.limits, gate),
+                bodies_bytes_max=settings.limits.tail_bytes,
+            ),
             ws="none",
             lifespan="off",
             loop="uvloop",
