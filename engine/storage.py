@@ -149,6 +149,9 @@ class LocalStorage:
                 hint="Stop it first, or give this one another --root.",
             ) from error
         self._lock_descriptor = descriptor
+        # What an earlier life failed to sync, its successor finds by reading. The error is kept by
+        # the kernel for whoever asks first: taken for one of this life it would end it at once.
+        self._libc.syncfs(self._root_descriptor)
 
     def unlock(self) -> None:
         """Closing the descriptor ends the lock."""

@@ -111,6 +111,10 @@ def recover_state(storage: Storage, folder: str, *, durable_version: int) -> Tab
     if listing.entries and listing.entries[0] > state.version + 1:
         state = load_checkpoint(storage, folder, listing.checkpoints, version_max=None)
     versions = [version for version in listing.entries if version > state.version]
+    for version in versions:
+        # After a failed sync memory may hold an entry that the disk does not (F5).
+        if version > durable_version:
+            storage.forget_cached(entry_path(folder, version))
     entries, damage = _read_entries(storage, folder, versions, state.version + 1)
     verified: set[str] = set()
     while (bad := _first_damaged(storage, folder, entries, durable_version, verified)) is not None:
