@@ -1,4 +1,4 @@
-"""The `bottomless` command."""
+"""The `bottomless` command: the verbs of the server and its jobs; the others are in commands/."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from typing import Annotated, Final
 
 import typer
 
+from bottomless.commands.registry import VerbGroup
 from bottomless.options import Config, Root, fail, read_settings
-from bottomless.tokens import token_app
 
 app = typer.Typer(
     name="bottomless",
+    cls=VerbGroup,
     help="Durable streams that are Delta tables.",
     no_args_is_help=True,
-    add_completion=False,
     # A secret may be among them.
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-
-app.add_typer(token_app)
 
 
 @app.callback()

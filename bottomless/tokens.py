@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
+from bottomless.commands.registry import verb_app
 from bottomless.options import Config, Root, fail, read_settings
 
+app = verb_app()
 token_app = typer.Typer(
     name="token",
     help="API keys: create, list, revoke. A running server follows within two seconds.",
     no_args_is_help=True,
 )
+app.add_typer(token_app)
 
 
 @token_app.command()

@@ -1,0 +1,129 @@
+"""Which verbs there are, and where each one lives: a verb's module is imported when it is called.
+
+A new verb is one line in `VERBS`. Its module has an ``app = verb_app()`` and decorates the function
+with ``@app.command("name", epilog=Examples(…))``. Whatever it raises of the client library's errors
+ends the program with the exit code of `EXIT_CODES`, and its message on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typer._click.core import Context
+
+VERBS: Final[dict[str, str]] = {
+    "token": "bottomless.tokens",
+}
+
+# What scripts may rely on; docs/cli.md shows it.
+EXIT_CODES: Final = {
+    0: "done",
+    1: "refused, or failed: the stream is closed, fenced or another; data is damaged",
+    2: "the call is wrong: an option, a value, a setting",
+    3: "not found: no such stream, record or context; deleted, or trimmed",
+    4: "not allowed: no token, a wrong one, or one that may not do this",
+    5: "no answer: the server cannot be reached, is starting, or is full",
+    130: "ended by Ctrl-C",
+}
+_CODE_OF_ERROR: Final = {
+    "InvalidRequest": 2,
+    "NotFound": 3,
+    "Gone": 3,
+    "NotAllowed": 4,
+    "Unavailable": 5,
+    "BottomlessError": 1,
+}
+
+
+def verb_app() -> typer.Typer:
+    """What the verbs of a module are added to."""
+    return typer.Typer(
+        add_completion=False, pretty_exceptions_show_locals=False, rich_markup_mode="rich"
+    )
+
+
+class Examples(str):
+    """The end of a verb's help; a test runs every line, in a shell and against a server."""
+
+    __slots__ = ("lines",)
+    lines: tuple[str, ...]
+
+    def __new__(cls, *lines: str) -> Self:
+        """As the help shows them."""
+        # A square bracket would be markup.
+        shown = [f"[dim]$[/] {line.replace('[', chr(92) + '[')}" for line in lines]
+        made = super().__new__(cls, "\n\n".join(["[bold]Examples[/]", *shown]))
+        made.lines = lines
+        return made
+
+
+class VerbGroup(TyperGroup):
+    """The verbs that were added to it, and those of `VERBS`."""
+
+    @override
+    def list_commands(self, ctx: Context) -> list[str]:
+        """All verbs, in their order."""
+        return [*self.commands, *(verb for verb in VERBS if verb not in self.commands)]
+
+    @override
+    def get_command(self, ctx: Context, cmd_name: str) -> Any:
+        """The verb, imported now if it was not before."""
+        if cmd_name in VERBS and cmd_name not in self.commands:
+            module = importlib.import_module(VERBS[cmd_name])
+            group = typer.main.get_group(module.app)
+            self.add_command(group.commands[cmd_name], cmd_name)
+        return self.commands.get(cmd_name)
+
+    @override
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Also for a verb that is misspelt: the names of all are needed for a suggestion."""
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            for verb in VERBS:
+                self.get_command(ctx, verb)
+        return super().resolve_command(ctx, args)
+
+    @override
+    def invoke(self, ctx: Context) -> Any:
+        """Run a verb; what goes wrong becomes a message and an exit code."""
+        with exit_codes():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Ends the program as `EXIT_CODES` says."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        # Whoever reads our output has seen enough: `| head -1`. Python would complain at its end.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from error
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        typer.echo(f"bottomless: {error}", err=True)
+        raise typer.Exit(code) from error
+
+
+def exit_code(error: Exception) -> int | None:
+    """What a client library's error ends the program with; None for any other error."""
+    # By name: these classes need not be imported where no verb has used them.
+    for kind in type(error).__mro__:
+        if kind.__module__ == "bottomless.errors" and kind.__name__ in _CODE_OF_ERROR:
+            return _CODE_OF_ERROR[kind.__name__]
+    return None
