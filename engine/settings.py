@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import BadSetting
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
+_OFFSET: Final = re.compile(r"[0-9]{16}_?[0-9]{16}", re.ASCII)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -30,6 +32,26 @@ class Section(BaseModel):
     """A frozen group of settings; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def trim_point(text: str) -> str:
+    """An offset in either spelling, or a moment (UTC where it has no zone), as a stored offset;
+    empty for none. Its order is that of the offsets. ValueError where it is neither.
+    """
+    if not text or _OFFSET.fullmatch(text):
+        return text.replace("_", "")
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError("write an offset, or a time like 2026-11-17T14:00:00Z") from error
+    # An offset begins with the time of its flush in ms: a moment is the place before the records
+    # of that ms (docs/format.md).
+    return f"{max(0, int(since_epoch.total_seconds() * 1000)):016d}{0:016d}"
+
+
+TrimPoint = Annotated[str, AfterValidator(trim_point)]
 
 
 class WalSettings(Section):
@@ -124,6 +146,8 @@ class RetainSettings(Section):
     """The oldest files are trimmed while a stream's table is larger than this; 0 for no bound."""
     records: int = Field(default=0, ge=0)
     """The oldest files are trimmed while more records than this would stay; 0 for no bound."""
+    before: TrimPoint = ""
+    """Files whose records all lie before this offset or time are trimmed; empty for none."""
     vacuum_hours: int = Field(default=168, ge=0, le=168)
     """Replaced and trimmed files are removed from the disk after this time."""
 
@@ -151,6 +175,7 @@ class RetainOverrides(Section):
     age_seconds: int | None = Field(default=None, ge=0)
     bytes: int | None = Field(default=None, ge=0)
     records: int | None = Field(default=None, ge=0)
+    before: TrimPoint | None = None
     vacuum_hours: int | None = Field(default=None, ge=0, le=168)
 
 
@@ -217,7 +242,8 @@ def overlay(under: StreamOverrides, over: StreamOverrides) -> StreamOverrides:
 def merge_overrides(old: StreamOverrides, patch: dict[str, Any]) -> StreamOverrides:
     """The settings with some of them changed; None gives one back to the server's settings.
 
-    BadSetting where a key or a value is not right.
+    ``retain.before`` only rises: what was given up once is not asked for again by a late or a
+    lower request. BadSetting where a key or a value is not right.
     """
     values = old.model_dump(exclude_defaults=True)
     for key, value in patch.items():
@@ -228,13 +254,18 @@ def merge_overrides(old: StreamOverrides, patch: dict[str, Any]) -> StreamOverri
             values[key] = value
     values = {key: value for key, value in values.items() if value is not None}
     try:
-        return StreamOverrides.model_validate(values)
+        changed = StreamOverrides.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise BadSetting(
             f"{_where(first)}: {first['msg']}",
             hint="docs/settings.md lists what a stream can be told.",
         ) from error
+    known, wanted = old.retain.before, changed.retain.before
+    if known is None or wanted is None or wanted >= known:
+        return changed
+    retain = changed.retain.model_copy(update={"before": known})
+    return changed.model_copy(update={"retain": retain})
 
 
 class MaintainSettings(Section):

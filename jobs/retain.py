@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from engine.clock import SystemClock
 from engine.write.trash import TRASH_FOLDER
-from jobs.common.args import add_streams, duration_seconds, make_parser, run_job, size
+from jobs.common.args import (
+    add_streams,
+    duration_seconds,
+    make_parser,
+    offset_or_time,
+    run_job,
+    size,
+)
 from jobs.common.supervise import for_each_table
 from jobs.common.tables import open_root
 from jobs.common.work import Worker
@@ -36,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--age", type=duration_seconds, help="trim records older than this: 30d")
     parser.add_argument("--bytes", type=size, help="trim while the table is larger: 10GiB")
     parser.add_argument("--records", type=int, help="trim while more records would stay")
+    parser.add_argument(
+        "--before", type=offset_or_time, help="trim records before an offset or time"
+    )
     parser.add_argument("--vacuum-hours", type=int, help="keep replaced files this long (168)")
     return run_job("retain", parser, retain, arguments)
 
@@ -48,6 +58,7 @@ def retain(options: argparse.Namespace, settings: StreamSettings, report: Report
         "age_seconds": options.age,
         "bytes": options.bytes,
         "records": options.records,
+        "before": options.before,
         "vacuum_hours": options.vacuum_hours,
     }
 

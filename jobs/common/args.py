@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from engine.settings import trim_point
 from jobs.common.report import Report
 from jobs.common.settings import BadJobSettings, StreamSettings, load_settings
 from jobs.common.supervise import describe
@@ -64,6 +65,14 @@ def duration_seconds(text: str) -> int:
     if match is None or match[2] == "ms":
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write 90, 15m, 2h or 7d")
     return int(match[1]) * _SECONDS[match[2]]
+
+
+def offset_or_time(text: str) -> str:
+    """An offset or a moment, as a stored offset."""
+    try:
+        return trim_point(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def positive_int(text: str) -> int:

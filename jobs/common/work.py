@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from engine.errors import ChangeLost
-from engine.format.offset import epoch_of, format_stored, parse_offset
+from engine.format.offset import START, epoch_of, format_stored, parse_offset
 from engine.table.change import commit_change, trim_of
 from engine.table.checkpoint import checkpoint_hint, write_checkpoint
 from engine.table.companion import GroupBounds, indexed_version, load_groups, write_index
@@ -189,13 +189,15 @@ def plan_trim(table: StreamTable, settings: RetainSettings, *, now_ms: int) -> l
     files = sorted(table.state.files.values(), key=lambda file: file.first)
     size, rows = table.bytes, table.rows
     oldest_ms = now_ms - settings.age_seconds * 1000
+    before = parse_offset(settings.before) if settings.before else START
     doomed = []
     for file in files:
         is_old = settings.age_seconds > 0 and epoch_of(file.last) < oldest_ms
         is_over = settings.bytes > 0 and size > settings.bytes
         # Whole files go, so as many records stay as were asked for, or a few more.
         is_many = settings.records > 0 and rows - file.rows >= settings.records
-        if file.first <= table.state.held or not (is_old or is_over or is_many):
+        is_given_up = file.last < before
+        if file.first <= table.state.held or not (is_old or is_over or is_many or is_given_up):
             break
         doomed.append(file)
         size, rows = size - file.size, rows - file.rows
