@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from bottomless.consumer import AsyncConsumer
-from bottomless.delivery import ProducerOptions
+from bottomless.delivery import Delivery, ProducerOptions
 from bottomless.errors import DataDamaged, InvalidRequest, NotFound
 from bottomless.formats import format_of
 from bottomless.producer import AsyncProducer
 from bottomless.transport import Transport, stream_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
     import httpx
 
     from bottomless.backoff import Retry
+    from bottomless.batches import Batch
     from bottomless.consumer import Record
     from bottomless.formats import Value
     from bottomless.positions import Start
@@ -56,6 +57,16 @@ class ListedStream(msgspec.Struct, frozen=True):
     ttl_seconds: int | None = None
     expires_at: str | None = None
     fault: str | None = None
+    id: str | None = None
+    """Another one when the name is deleted and created again."""
+    appended_records: int | None = None
+    """Since the server started; None where it does not tell, like what follows."""
+    appended_bytes: int | None = None
+    uncommitted_records: int | None = None
+    uncommitted_bytes: int | None = None
+    commit_lag_ms: int | None = None
+    readers: int | None = None
+    writers: int | None = None
 
 
 class _ListPage(msgspec.Struct):
@@ -200,13 +211,27 @@ class AsyncClient:
         if create:
             await self._ensure(stream, content_type)
         found = (await self.info(stream)).content_type
-        return AsyncProducer(self._transport, stream, found, ProducerOptions(**options))
+        made, format_ = ProducerOptions(**options), format_of(found)
+
+        def deliver(done: Callable[[Batch], None]) -> Delivery:
+            path = stream_path(stream)
+            return Delivery(self._transport, path, found, made, format_=format_, done=done)
+
+        return AsyncProducer(stream, format_, made, deliver)
 
     def consumer(
-        self, stream: str, start: Start = "beginning", *, follow: bool = True, page: int = 2000
+        self,
+        stream: str,
+        start: Start = "beginning",
+        *,
+        follow: bool = True,
+        page: int = 2000,
+        decode: bool = True,
     ) -> AsyncConsumer:
-        """A reader from a place on."""
-        return AsyncConsumer(self._transport, stream, start, follow=follow, page=page)
+        """A reader from a place on. Without ``decode`` a value is a stored record's own bytes."""
+        return AsyncConsumer(
+            self._transport, stream, start, follow=follow, page=page, decode=decode
+        )
 
     async def _ensure(self, stream: str, content_type: str | None) -> None:
         try:

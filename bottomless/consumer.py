@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
-from bottomless.errors import DataDamaged, Gone, NotFound, Unavailable
+from bottomless.errors import DataDamaged, Gone, InvalidRequest, NotFound, Unavailable
 from bottomless.formats import format_of
 from bottomless.positions import (
     START,
@@ -90,11 +90,13 @@ class AsyncConsumer:
         *,
         follow: bool = True,
         page: int = _PAGE,
+        decode: bool = True,
     ) -> None:
         self.stream = stream
         self.follow = follow
         self._transport = transport
         self._page = page
+        self._decodes = decode
         self._path = records_path(stream)
         self._start: Start = start
         self._place: Position | None = None
@@ -208,6 +210,8 @@ class AsyncConsumer:
         match start:
             case After(position):
                 self._place = Position.parse(position)
+                if self._place.skip and not self._decodes:
+                    raise InvalidRequest(f"{position} is inside a record, which is read as a whole")
                 self._behind = position
             case Since(time):
                 self._since = since_text(time)
@@ -274,7 +278,7 @@ class AsyncConsumer:
         assert self._format is not None
         for entry in entries:
             data = _data_of(entry, self._format)
-            values = list(self._format.decode(data))
+            values = list(self._format.decode(data)) if self._decodes else [data]
             for index in range(skip, len(values)):
                 is_last = index == len(values) - 1
                 behind = entry.offset if is_last else f"{before(entry.offset)}:{index + 1}"

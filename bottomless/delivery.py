@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from bottomless.errors import (
     BottomlessError,
@@ -25,11 +25,12 @@ from bottomless.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import httpx
 
     from bottomless.batches import Batch
+    from bottomless.formats import Format
     from bottomless.transport import Transport
 
 MODES: Final = ("exactly-once", "at-least-once", "fire-and-forget")
@@ -85,6 +86,40 @@ class ProducerOptions:
             raise InvalidRequest("batches, requests in flight and the buffer need room for one")
 
 
+class Deliverer(Protocol):
+    """Where a producer's batches go: a server (`Delivery`) or another backend."""
+
+    epoch: int
+    error: BottomlessError | None
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether a batch may hold several values."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch may go."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way."""
+
+    def send(self, batch: Batch, *, closes: bool = False) -> None:
+        """Send it behind those before it."""
+
+    def begin_anew(self, epoch: int) -> None:
+        """After a failure."""
+
+    async def close_stream(self) -> None:
+        """Tell readers that nothing more comes."""
+
+    async def cancel(self) -> None:
+        """Give up what is on its way."""
+
+    async def finish(self) -> None:
+        """Give back what it holds; may be called twice."""
+
+
 class Delivery:
     """Lives on one event loop."""
 
@@ -95,7 +130,7 @@ class Delivery:
         content_type: str,
         options: ProducerOptions,
         *,
-        join: Callable[[Sequence[bytes]], bytes],
+        format_: Format,
         done: Callable[[Batch], None],
     ) -> None:
         self._transport = transport
@@ -104,7 +139,8 @@ class Delivery:
         self._mode = options.mode
         self._id = options.id
         self._auto_claim = options.auto_claim
-        self._join = join
+        self._join = format_.join
+        self.takes_many = format_.joins
         self._done = done
         # Without numbers only one request at a time keeps the order.
         self._in_flight_max = 1 if options.mode == "at-least-once" else options.in_flight
@@ -152,6 +188,9 @@ class Delivery:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """The connections are the client's."""
 
     async def _deliver(self, batch: Batch, before: Batch | None, *, closes: bool) -> None:
         is_stale = False

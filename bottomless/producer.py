@@ -6,34 +6,34 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from bottomless.batches import Accumulator, Batch
-from bottomless.delivery import Delivered, Delivery, ProducerOptions, epoch_of_now
+from bottomless.delivery import Delivered, epoch_of_now
 from bottomless.errors import BottomlessError, InvalidRequest
-from bottomless.formats import format_of
-from bottomless.transport import stream_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+    from bottomless.delivery import Deliverer, ProducerOptions
     from bottomless.formats import Format, Value
-    from bottomless.transport import Transport
 
 
 class AsyncProducer:
     """Use it with ``async with``: at the end that delivers what is left."""
 
     def __init__(
-        self, transport: Transport, stream: str, content_type: str, options: ProducerOptions
+        self,
+        stream: str,
+        format_: Format,
+        options: ProducerOptions,
+        deliver: Callable[[Callable[[Batch], None]], Deliverer],
     ) -> None:
         self.stream = stream
         self.id = options.id
-        self.format: Format = format_of(content_type)
+        self.format = format_
         self._options = options
-        records = options.batch_records if self.format.joins else 1
+        self._delivery = deliver(self._ended)
+        records = options.batch_records if self._delivery.takes_many else 1
         self.values = Accumulator(batch_bytes=options.batch_bytes, batch_records=records)
-        path = stream_path(stream)
-        self._delivery = Delivery(
-            transport, path, content_type, options, join=self.format.join, done=self._ended
-        )
         self._loop = asyncio.get_running_loop()
         self._progress = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
@@ -69,8 +69,12 @@ class AsyncProducer:
 
     async def append(self, value: Value) -> None:
         """Take a value. Waits only where the buffer is full; it is sent in the background."""
+        await self.append_encoded(self.format.encode(value))
+
+    async def append_encoded(self, data: bytes) -> None:
+        """Take a value whose bytes are of the stream's format already."""
         self.check()
-        is_first, is_full = self.values.add(self.format.encode(value))
+        is_first, is_full = self.values.add(data)
         if is_first or is_full:
             self.kick(is_full=is_full)
         if self.is_over_full:
@@ -92,7 +96,7 @@ class AsyncProducer:
         self.check()
         parts = [self.format.encode(value) for value in final]
         if parts:
-            if len(parts) > 1 and not self.format.joins:
+            if len(parts) > 1 and not self._delivery.takes_many:
                 raise InvalidRequest("a stream of this type ends with one value")
             size = sum(map(len, parts))
             batch = Batch(parts, size, number=-1)
@@ -102,6 +106,7 @@ class AsyncProducer:
         else:
             await self._delivery.close_stream()
         self._is_stopped = True
+        await self._delivery.finish()
 
     async def detach(self) -> None:
         """Store what is left and stop; the stream stays open."""
@@ -110,6 +115,7 @@ class AsyncProducer:
         finally:
             self._is_stopped = True
             self._disarm()
+            await self._delivery.finish()
 
     async def abort(self) -> None:
         """Stop at once; what is not stored by now may be, or not."""
@@ -117,6 +123,7 @@ class AsyncProducer:
         self._disarm()
         self.failed += self.values.clear()
         await self._delivery.cancel()
+        await self._delivery.finish()
 
     async def restart(self) -> None:
         """Go on after an error, in a new epoch. What failed was told and is not sent again."""
