@@ -131,7 +131,7 @@ def create_app(settings: Settings, log: Log, gate: Gate) -> Application:
         version="0.1.0",
     )
     app.include_router(ops_router(log))
-    app.include_router(list_router(log))
+    app.include_router(list_router(log, clock))
 
     @app.exception_handler(HTTPException)
     async def refuse(_: Request, error: HTTPException) -> JSONResponse:

@@ -159,7 +159,7 @@ class Log:
         )
 
         self._forks = Forks(self._reader, self._writer, self._committer)
-        self._listing = Listing(self._registry, self._reader)
+        self._listing = Listing(self._registry, self._reader, clock)
 
     def release_followers(self) -> None:
         """End every wait, now and from now on: the server is about to stop."""
@@ -230,10 +230,18 @@ class Log:
         return await self._writer.change_settings(name, patch)
 
     async def list_streams(
-        self, *, prefix: str = "", after: str = "", count_max: int = 100
+        self,
+        *,
+        prefix: str = "",
+        contains: str = "",
+        after: str = "",
+        count_max: int = 100,
+        newest_first: bool = False,
     ) -> list[StreamSummary]:
-        """Streams in the order of their names, each with its size."""
-        return await self._listing.page(prefix, after, count_max)
+        """Streams in the order of their names, or of their last appends, each with its size."""
+        return await self._listing.page(
+            prefix, after, count_max, contains=contains, newest_first=newest_first
+        )
 
     async def delete(self, name: StreamName) -> None:
         """Delete a stream; durable on return."""
@@ -285,12 +293,14 @@ class Log:
         if self._followers >= self.settings.limits.live_readers:
             raise TooManyReaders("too many live readers", retry_after_ms=2000)
         self._followers += 1
+        stream.followers += 1
         gauge = metrics.followers.labels(transport=transport)
         gauge.inc()
         try:
             yield Follower(self, stream)
         finally:
             self._followers -= 1
+            stream.followers -= 1
             gauge.dec()
 
     # Outcome: where durable operations take effect.

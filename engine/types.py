@@ -157,6 +157,22 @@ class StreamInfo(msgspec.Struct, frozen=True):
     fence: int = 0
 
 
+class StreamActivity(msgspec.Struct, frozen=True):
+    """What happens to a stream right now."""
+
+    appended_records: int
+    """Since this process began, what it found in its log included."""
+    appended_bytes: int
+    uncommitted_records: int
+    uncommitted_bytes: int
+    commit_lag_ms: int
+    """Age of the oldest record that is not in the table."""
+    readers: int
+    """Live readers that are connected."""
+    writers: int
+    """Producers that came more than once, and within the last minute."""
+
+
 class StreamSummary(msgspec.Struct, frozen=True):
     """A stream in a list. A fork counts the records of its own."""
 
@@ -168,6 +184,7 @@ class StreamSummary(msgspec.Struct, frozen=True):
     last_append_ms: int | None
     fault: str | None
     """The code of what keeps the stream from being served."""
+    activity: StreamActivity
 
 
 class RecordsResult(msgspec.Struct, frozen=True):

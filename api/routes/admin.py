@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import orjson
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict
 
 from api.asgi import NO_STORE, Headers, respond
@@ -16,14 +16,14 @@ from api.errors import PROBLEM_TYPE, problem, render_error
 from api.protocol import headers_by_name, parse_stream_path
 from api.refusal import send_refusal
 from engine import BottomlessError, format_wire
-from engine.errors import BadSetting
+from engine.errors import BadSetting, InvalidRequest
 
 if TYPE_CHECKING:
     from api.asgi import Receive, Scope, Send
     from api.auth.gate import Gate
     from api.auth.grants import Action
     from api.settings import Settings
-    from engine import Log, StreamInfo, StreamName, StreamSummary
+    from engine import Clock, Log, StreamInfo, StreamName, StreamSummary
     from engine.settings import Section
 
 SETTINGS_SUFFIX: Final = b"/_settings"
@@ -58,6 +58,22 @@ class StreamEntry(BaseModel):
     expires_at: str | None
     fault: str | None
     """The error code of a stream that cannot be served."""
+    id: str
+    """Another one when the name is deleted and created again."""
+    appended_records: int
+    """Since the server started, what it found in its log included: two answers with the same
+    `started` tell what came in between."""
+    appended_bytes: int
+    """Their payload; JSON records with the commas between them."""
+    uncommitted_records: int
+    """Durable in the log, not yet in the table."""
+    uncommitted_bytes: int
+    commit_lag_ms: int
+    """Age of the oldest of them."""
+    readers: int
+    """Live readers (SSE, long-poll) that are connected."""
+    writers: int
+    """Idempotent producers that sent more than one append, the last within a minute."""
 
 
 class StreamPage(BaseModel):
@@ -68,43 +84,84 @@ class StreamPage(BaseModel):
     streams: list[StreamEntry]
     next: str | None
     """Ask again with after=... for the next page; null on the last one."""
+    has_more: bool
+    """There are streams that match and are not on this page."""
+    now: str
+    """The server's clock (RFC 3339)."""
+    started: str
+    """When the server started: its counters began there."""
 
 
-def list_router(log: Log) -> APIRouter:
+def list_router(log: Log, clock: Clock) -> APIRouter:
     """GET /v1/streams."""
     router = APIRouter(tags=["streams"])
+    started = _moment(clock.now_ms())
 
-    @router.get("/v1/streams")
+    @router.get("/v1/streams", response_model=StreamPage)
     async def list_streams(
         prefix: Annotated[str, Query(max_length=4096)] = "",
+        contains: Annotated[str, Query(max_length=4096)] = "",
+        order: Annotated[Literal["name", "newest"], Query()] = "name",
         after: Annotated[str, Query(max_length=4096)] = "",
         limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = _PAGE_DEFAULT,
-    ) -> StreamPage:
-        """Streams whose name begins with a prefix, page by page."""
-        found = await log.list_streams(prefix=prefix, after=after, count_max=limit + 1)
-        page = found[:limit]
-        following = page[-1].info.name if len(found) > limit else None
-        return StreamPage(streams=[_entry(summary) for summary in page], next=following)
+    ) -> Response:
+        """Streams whose name begins with a prefix and contains a text, page by page; or, with
+        order=newest, those that were appended to last, on one page.
+        """
+        is_newest = order == "newest"
+        if is_newest and after:
+            raise InvalidRequest(
+                "the order newest has one page",
+                hint="Raise limit, or leave order or after out.",
+            )
+        found = await log.list_streams(
+            prefix=prefix,
+            contains=contains,
+            after=after,
+            count_max=limit + 1,
+            newest_first=is_newest,
+        )
+        page, has_more = found[:limit], len(found) > limit
+        answer = {
+            "streams": [_entry(summary) for summary in page],
+            "next": page[-1].info.name if has_more and not is_newest else None,
+            "has_more": has_more,
+            "now": _moment(clock.now_ms()),
+            "started": started,
+        }
+        # Not checked against the model again: a page of 1,000 would hold up appends.
+        return Response(orjson.dumps(answer), media_type="application/json")
 
     return router
 
 
-def _entry(summary: StreamSummary) -> StreamEntry:
-    info, last_ms = summary.info, summary.last_append_ms
-    moment = None if last_ms is None else datetime.fromtimestamp(last_ms / 1000, UTC)
-    return StreamEntry(
-        name=info.name,
-        content_type=info.content_type,
-        tail=format_wire(info.tail),
-        closed=info.closed,
-        records=summary.records,
-        bytes=summary.bytes,
-        files=summary.files,
-        last_append=None if moment is None else moment.isoformat(timespec="milliseconds"),
-        ttl_seconds=info.ttl_seconds,
-        expires_at=info.expires_at,
-        fault=summary.fault,
-    )
+def _moment(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _entry(summary: StreamSummary) -> dict[str, Any]:
+    info, activity, last_ms = summary.info, summary.activity, summary.last_append_ms
+    return {
+        "name": info.name,
+        "content_type": info.content_type,
+        "tail": format_wire(info.tail),
+        "closed": info.closed,
+        "records": summary.records,
+        "bytes": summary.bytes,
+        "files": summary.files,
+        "last_append": None if last_ms is None else _moment(last_ms),
+        "ttl_seconds": info.ttl_seconds,
+        "expires_at": info.expires_at,
+        "fault": summary.fault,
+        "id": str(info.id),
+        "appended_records": activity.appended_records,
+        "appended_bytes": activity.appended_bytes,
+        "uncommitted_records": activity.uncommitted_records,
+        "uncommitted_bytes": activity.uncommitted_bytes,
+        "commit_lag_ms": activity.commit_lag_ms,
+        "readers": activity.readers,
+        "writers": activity.writers,
+    }
 
 
 class StreamSettingsResource:

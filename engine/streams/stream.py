@@ -11,7 +11,7 @@ from engine.format.names import table_folder
 from engine.format.offset import START, parse_offset
 from engine.settings import NO_OVERRIDES, StreamOverrides, overlay
 from engine.streams.buffer import Tail
-from engine.streams.producers import ProducerState
+from engine.streams.producers import ActiveProducers, ProducerState
 from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ProducerStamp, StreamId, StreamInfo, StreamName, payload_kind
 
@@ -69,12 +69,15 @@ class Stream:
         self.in_force = NO_OVERRIDES
         """Its own on top of what conf/streams.toml says; None for the server's."""
         self._inherited = NO_OVERRIDES
-        self.soft_deleted = False
-        self.gone = False
+        self.soft_deleted = self.gone = False
         self.accessed_ms = accessed_ms
         """Monotonic clock: a TTL must not move when the wall clock does."""
         self.buffer = Tail()
         self.waiters: set[asyncio.Future[bool]] = set()
+        # Live readers that are connected, waiting or not.
+        self.followers = 0
+        # None until a producer has come twice: most streams never need it.
+        self.writers: ActiveProducers | None = None
 
         # On its way.
         self.delete_pending = False
@@ -186,6 +189,11 @@ class Stream:
                 self.producers[meta.producer_id] = state
                 self.producers_changed.add(meta.producer_id)
                 stamp = ProducerStamp(meta.producer_id, state.epoch, state.seq)
+                if state.seq > 0:
+                    # One that comes once has sent a single append and is no live writer.
+                    if self.writers is None:
+                        self.writers = ActiveProducers()
+                    self.writers.saw(meta.producer_id, self.tail)
             if meta.stream_seq is not None:
                 self.stream_seq = meta.stream_seq
                 self.state_changed = True
