@@ -86,7 +86,9 @@ def test_trim_point_is_an_offset_or_a_time(text: str, offset: str):
     assert trim_point(offset) == offset
 
 
-@pytest.mark.parametrize("text", ["soon", "-2h", "1", "0" * 33, "0" * 31, "\u0660" * 32, "-1", "2026"])
+@pytest.mark.parametrize(
+    "text", ["soon", "-2h", "1", "0" * 33, "0" * 31, "\u0660" * 32, "-1", "2026"]
+)
 def test_trim_point_is_nothing_else(text: str):
     with pytest.raises(BadSetting, match=r"retain\.before"):
         merge_overrides(NO_OVERRIDES, {"retain": {"before": text}})
