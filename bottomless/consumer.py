@@ -7,17 +7,15 @@ lost and nothing comes twice, whatever happens to the line or to the server.
 from __future__ import annotations
 
 import asyncio
-import base64
 import math
 from collections import deque
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
-import msgspec
-
-from bottomless.errors import DataDamaged, Gone, InvalidRequest, NotFound, Unavailable
+from bottomless.errors import Gone, InvalidRequest, NotFound, Unavailable
 from bottomless.formats import format_of
+from bottomless.pages import records_of
 from bottomless.positions import (
     START,
     After,
@@ -38,26 +36,13 @@ if TYPE_CHECKING:
 
     from bottomless.backoff import Backoff, Retry
     from bottomless.formats import Format, Value
+    from bottomless.pages import Stored
     from bottomless.positions import Start
     from bottomless.transport import Transport
 
 _JSON: Final = "application/json"
 _PAGE: Final = 2000
 _POLL_S: Final = 20.0
-
-
-class _Entry(msgspec.Struct):
-    offset: str
-    data: msgspec.Raw
-    encoding: str = ""
-
-
-class _Page(msgspec.Struct):
-    records: list[_Entry]
-
-
-_decode_page: Final = msgspec.json.Decoder(_Page).decode
-_decode_text: Final = msgspec.json.Decoder(str).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +175,7 @@ class AsyncConsumer:
             if self._place is None and self._since is None:
                 await self._begin()
             response = await self._get({**self._from(), "limit": str(self._page)}, wait_s)
-            entries = _page_of(response)
+            entries = records_of(response)
             if entries and self._format is None:
                 self._format = await self._find_format()
         except Unavailable as error:
@@ -250,7 +235,7 @@ class AsyncConsumer:
         found: deque[str] = deque(maxlen=count)
         params = first
         while True:
-            entries = _page_of(await self._get({**params, "limit": "10000"}, 0.0))
+            entries = records_of(await self._get({**params, "limit": "10000"}, 0.0))
             if not entries:
                 return found
             found.extend(entry.offset for entry in entries)
@@ -274,7 +259,7 @@ class AsyncConsumer:
             return format_of("application/json")
         return format_of(response.headers["content-type"])
 
-    def _add(self, entries: list[_Entry], skip: int) -> None:
+    def _add(self, entries: list[Stored], skip: int) -> None:
         assert self._format is not None
         for entry in entries:
             data = _data_of(entry, self._format)
@@ -286,17 +271,7 @@ class AsyncConsumer:
             skip = 0
 
 
-def _page_of(response: httpx.Response) -> list[_Entry]:
-    try:
-        return _decode_page(response.content).records
-    except msgspec.DecodeError as error:
-        raise DataDamaged(
-            f"the answer of {response.url} is not what servers send: {error}"
-        ) from error
-
-
-def _data_of(entry: _Entry, format_: Format) -> bytes:
+def _data_of(entry: Stored, format_: Format) -> bytes:
     if entry.encoding == "base64":
-        return base64.b64decode(_decode_text(entry.data))
-    raw = bytes(entry.data)
-    return raw if _JSON in format_.content_types else _decode_text(raw).encode()
+        return entry.bytes()
+    return entry.json() if _JSON in format_.content_types else entry.text().encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -64,7 +65,7 @@ class Json:
 
     def decode(self, record: bytes) -> Iterable[Value]:
         """The one value."""
-        return (_decoded(msgspec.json.decode, record),)
+        return (_decoded(_json_value, record),)
 
 
 class Ndjson:
@@ -86,7 +87,7 @@ class Ndjson:
 
     def decode(self, record: bytes) -> Iterable[Value]:
         """A value for each line that is not blank."""
-        return [_decoded(msgspec.json.decode, line) for line in record.split(b"\n") if line.strip()]
+        return [_decoded(_json_value, line) for line in record.split(b"\n") if line.strip()]
 
 
 class Csv:
@@ -103,7 +104,7 @@ class Csv:
             )
         text = io.StringIO()
         csv.writer(text).writerow(value)
-        return text.getvalue().encode()
+        return _encoded(str.encode, text.getvalue())
 
     def join(self, parts: Sequence[bytes]) -> bytes:
         """The rows."""
@@ -138,7 +139,9 @@ class MessagePack:
         """A value for each object."""
         found, begin = [], 0
         while begin < len(record):
-            end = _end_of_object(record, begin)
+            end = end_of_object(record, begin)
+            if end is None:
+                raise DataDamaged("a MessagePack object is cut off")
             found.append(_decoded(msgspec.msgpack.decode, record[begin:end]))
             begin = end
         return found
@@ -220,10 +223,20 @@ def _encoded(encode: Callable[[Value], bytes], value: Value) -> bytes:
         raise InvalidRequest(f"{type(value).__name__} cannot be written: {error}") from error
 
 
+def _json_value(data: bytes) -> Value:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        # RFC 8259 allows an escape that is half a surrogate pair; msgspec does not.
+        if b"\\u" not in data:
+            raise
+        return json.loads(data)
+
+
 def _decoded(decode: Callable[[bytes], Value], data: bytes) -> Value:
     try:
         return decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataDamaged(f"a record cannot be read: {error}") from error
 
 
@@ -252,8 +265,8 @@ _EXTENSIONS: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _COUNTED: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
-def _end_of_object(data: bytes, begin: int) -> int:
-    """Where the object that begins there ends."""
+def end_of_object(data: bytes, begin: int) -> int | None:
+    """Where the MessagePack object that begins there ends; None where it is cut off."""
     place, left = begin, 1
     while left and place < len(data):
         kind = data[place]
@@ -276,6 +289,4 @@ def _end_of_object(data: bytes, begin: int) -> int:
             place += _FIXED[kind]
         else:
             raise DataDamaged(f"a record is not MessagePack: byte {kind:#x}")
-    if left or place > len(data):
-        raise DataDamaged("a MessagePack object is cut off")
-    return place
+    return None if left or place > len(data) else place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -173,6 +174,24 @@ def test_consumer_shows_a_records_own_bytes(client: bottomless.Client) -> None:
     client.append("own", msgspec.Raw(b'{"b": 1.0,  "a": 12345678901234567890123}'))
     (record,) = client.read("own")
     assert record.data == b'{"b": 1.0,  "a": 12345678901234567890123}'
+
+
+def test_consumer_reads_half_a_surrogate_pair(client: bottomless.Client) -> None:
+    """RFC 8259 allows the escape, the server takes it, Python's own parser reads it."""
+    client.create("halves")
+    own = [
+        rb'"\ud800"',
+        rb'{"\udc00\\\ud800": "\ud83d\ude00", "data": [{"offset":"1"}]}',
+        b'"next"',
+    ]
+    for data in own:
+        client.append("halves", msgspec.Raw(data))
+    records = client.read("halves")
+    assert [record.data for record in records] == own
+    assert [record.value for record in records] == [json.loads(data) for data in own]
+    client.create("halves.ndjson", "application/x-ndjson")
+    client.append("halves.ndjson", msgspec.Raw(own[0]), 2)
+    assert read(client, "halves.ndjson", "beginning") == ["\ud800", 2]
 
 
 def test_consumer_is_told_what_is_wrong(client: bottomless.Client) -> None:
