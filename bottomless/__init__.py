@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from bottomless.backoff import Retry
     from bottomless.blocking import Client, Consumer, Producer
+    from bottomless.blocking_modes import Member, Resumable
     from bottomless.client import AsyncClient, ListedStream, StreamInfo
+    from bottomless.committed import Committed
     from bottomless.consumer import AsyncConsumer, Record
     from bottomless.delivery import Delivered, ProducerOptions
     from bottomless.errors import (
@@ -33,16 +35,22 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from bottomless.formats import register_format
+    from bottomless.group import GroupInfo
+    from bottomless.member import AsyncMember, MemberOptions
     from bottomless.positions import After, Newest, Since
     from bottomless.producer import AsyncProducer
+    from bottomless.resumable import AsyncResumable, ResumableOptions
 
 __all__ = [
     "After",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncMember",
     "AsyncProducer",
+    "AsyncResumable",
     "BottomlessError",
     "Client",
+    "Committed",
     "Conflict",
     "Consumer",
     "DataDamaged",
@@ -50,14 +58,19 @@ __all__ = [
     "DeliveryUnknown",
     "Fenced",
     "Gone",
+    "GroupInfo",
     "InvalidRequest",
     "ListedStream",
+    "Member",
+    "MemberOptions",
     "Newest",
     "NotAllowed",
     "NotFound",
     "Producer",
     "ProducerOptions",
     "Record",
+    "Resumable",
+    "ResumableOptions",
     "Retry",
     "Since",
     "StreamInfo",
@@ -72,6 +85,8 @@ _HOMES: Final = {
     **dict.fromkeys(("Retry",), "bottomless.backoff"),
     **dict.fromkeys(("Client", "Consumer", "Producer"), "bottomless.blocking"),
     **dict.fromkeys(("AsyncClient", "ListedStream", "StreamInfo"), "bottomless.client"),
+    **dict.fromkeys(("Member", "Resumable"), "bottomless.blocking_modes"),
+    **dict.fromkeys(("Committed",), "bottomless.committed"),
     **dict.fromkeys(("AsyncConsumer", "Record"), "bottomless.consumer"),
     **dict.fromkeys(("Delivered", "ProducerOptions"), "bottomless.delivery"),
     **dict.fromkeys(
@@ -90,8 +105,11 @@ _HOMES: Final = {
         "bottomless.errors",
     ),
     **dict.fromkeys(("register_format",), "bottomless.formats"),
+    **dict.fromkeys(("GroupInfo",), "bottomless.group"),
+    **dict.fromkeys(("AsyncMember", "MemberOptions"), "bottomless.member"),
     **dict.fromkeys(("After", "Newest", "Since"), "bottomless.positions"),
     **dict.fromkeys(("AsyncProducer",), "bottomless.producer"),
+    **dict.fromkeys(("AsyncResumable", "ResumableOptions"), "bottomless.resumable"),
 }
 
 

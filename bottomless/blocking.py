@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from bottomless.blocking_modes import Member, Resumable
 from bottomless.client import JSON, AsyncClient
 from bottomless.portal import Portal
 
@@ -13,9 +14,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from bottomless.client import ListedStream, StreamInfo
+    from bottomless.committed import Committed
     from bottomless.consumer import AsyncConsumer, Record
     from bottomless.errors import BottomlessError
     from bottomless.formats import Value
+    from bottomless.group import GroupInfo
     from bottomless.positions import Start
     from bottomless.producer import AsyncProducer
 
@@ -95,6 +98,26 @@ class Client:
         """A reader from a place on."""
         reader = self._client.consumer(stream, start, follow=follow, page=page)
         return Consumer(self._portal, reader)
+
+    def resumable(
+        self, stream: str, name: str, start: Start = "beginning", **options: Any
+    ) -> Resumable:
+        """A reader that goes on where the last one of its name stopped."""
+        return Resumable(self._portal, self._client.resumable(stream, name, start, **options))
+
+    def committed(self, stream: str, name: str) -> Committed | None:
+        """Where the next resumable consumer of that name would begin; None where none was."""
+        return self._portal.call(self._client.committed(stream, name))
+
+    def balanced(
+        self, stream: str, group: str, start: Start = "beginning", **options: Any
+    ) -> Member:
+        """A member of a group that shares the records."""
+        return Member(self._portal, self._client.balanced(stream, group, start, **options))
+
+    def group_info(self, stream: str, group: str) -> GroupInfo:
+        """How far a group is, and who works on what."""
+        return self._portal.call(self._client.group_info(stream, group))
 
 
 class Producer:

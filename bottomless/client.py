@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from bottomless.committed import PositionLog
 from bottomless.consumer import AsyncConsumer
 from bottomless.delivery import Delivery, ProducerOptions
 from bottomless.errors import DataDamaged, InvalidRequest, NotFound
 from bottomless.formats import format_of
+from bottomless.group import group_info
+from bottomless.member import AsyncMember, MemberOptions
 from bottomless.producer import AsyncProducer
+from bottomless.resumable import AsyncResumable, ResumableOptions
 from bottomless.transport import Transport, stream_path
 
 if TYPE_CHECKING:
@@ -26,8 +30,10 @@ if TYPE_CHECKING:
 
     from bottomless.backoff import Retry
     from bottomless.batches import Batch
+    from bottomless.committed import Committed
     from bottomless.consumer import Record
     from bottomless.formats import Value
+    from bottomless.group import GroupInfo
     from bottomless.positions import Start
 
 JSON = "application/json"
@@ -232,6 +238,30 @@ class AsyncClient:
         return AsyncConsumer(
             self._transport, stream, start, follow=follow, page=page, decode=decode
         )
+
+    def resumable(
+        self, stream: str, name: str, start: Start = "beginning", **options: Any
+    ) -> AsyncResumable:
+        """A reader that goes on where the last one of its name stopped; the options are those of
+        ResumableOptions.
+        """
+        made = ResumableOptions(start, **options)
+        return AsyncResumable(self, self._transport, stream, name, made)
+
+    async def committed(self, stream: str, name: str) -> Committed | None:
+        """Where the next resumable consumer of that name would begin; None where none was."""
+        return await PositionLog(self, self._transport, stream, name).last()
+
+    def balanced(
+        self, stream: str, group: str, start: Start = "beginning", **options: Any
+    ) -> AsyncMember:
+        """A member of a group that shares the records; the options are those of MemberOptions."""
+        made = MemberOptions(start, **options)
+        return AsyncMember(self, self._transport, stream, group, made)
+
+    async def group_info(self, stream: str, group: str) -> GroupInfo:
+        """How far a group is, and who works on what; NotFound where there is none of that name."""
+        return await group_info(self, self._transport, stream, group)
 
     async def _ensure(self, stream: str, content_type: str | None) -> None:
         try:
