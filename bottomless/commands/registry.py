@@ -23,7 +23,23 @@ if TYPE_CHECKING:
     from typer._click.core import Context
 
 VERBS: Final[dict[str, str]] = {
+    "create": "bottomless.commands.streams",
+    "ls": "bottomless.commands.streams",
+    "info": "bottomless.commands.streams",
+    "append": "bottomless.commands.appending",
+    "read": "bottomless.commands.reading",
+    "tail": "bottomless.commands.reading",
+    "get": "bottomless.commands.reading",
+    "seek-time": "bottomless.commands.reading",
+    "settings": "bottomless.commands.shaping",
+    "trim": "bottomless.commands.shaping",
+    "close": "bottomless.commands.streams",
+    "delete": "bottomless.commands.streams",
+    "fork": "bottomless.commands.streams",
+    "bench": "bottomless.commands.bench",
+    "ctx": "bottomless.commands.context_verbs",
     "token": "bottomless.tokens",
+    "version": "bottomless.commands.about",
 }
 
 # What scripts may rely on; docs/cli.md shows it.
