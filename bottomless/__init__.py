@@ -12,9 +12,10 @@ with bottomless.connect("http://127.0.0.1:4437") as client:
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
+    from bottomless.backends.base import Message
     from bottomless.backoff import Retry
     from bottomless.blocking import Client, Consumer, Producer
     from bottomless.blocking_modes import Member, Resumable
@@ -63,6 +64,7 @@ __all__ = [
     "ListedStream",
     "Member",
     "MemberOptions",
+    "Message",
     "Newest",
     "NotAllowed",
     "NotFound",
@@ -82,6 +84,7 @@ __all__ = [
 
 # Imported when first used: `bottomless serve` is this package too, and starts without them.
 _HOMES: Final = {
+    **dict.fromkeys(("Message",), "bottomless.backends.base"),
     **dict.fromkeys(("Retry",), "bottomless.backoff"),
     **dict.fromkeys(("Client", "Consumer", "Producer"), "bottomless.blocking"),
     **dict.fromkeys(("AsyncClient", "ListedStream", "StreamInfo"), "bottomless.client"),
@@ -120,14 +123,21 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (whatever has that name)
 
 
 def connect(url: str, **options: Any) -> Client:
-    """A client that blocks; the options are those of AsyncClient: ``token``, ``timeout_s`` …"""
+    """A client that blocks. The address chooses the backend: ``http(s)://`` (a server), ``file://``,
+    ``stdio://``, ``redis://``, ``kafka://``. The options are those of AsyncClient: ``token`` …
+    """
     from bottomless.blocking import Client
 
     return Client(url, **options)
 
 
 def connect_async(url: str, **options: Any) -> AsyncClient:
-    """A client to be awaited; made on the event loop that uses it."""
+    """A client to be awaited; made on the event loop that uses it. See `connect`."""
+    if "://" in url and not url.startswith(("http://", "https://")):
+        from bottomless.backends.client import BackendClient
+
+        # It has the same shape, and refuses by name what only a server can do.
+        return cast("AsyncClient", BackendClient(url, **options))
     from bottomless.client import AsyncClient
 
     return AsyncClient(url, **options)

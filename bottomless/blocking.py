@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from bottomless import connect_async
 from bottomless.blocking_modes import Member, Resumable
-from bottomless.client import JSON, AsyncClient
+from bottomless.client import JSON
 from bottomless.portal import Portal
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from bottomless.client import ListedStream, StreamInfo
+    from bottomless.client import AsyncClient, ListedStream, StreamInfo
     from bottomless.committed import Committed
     from bottomless.consumer import AsyncConsumer, Record
     from bottomless.errors import BottomlessError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Connections to one server; use it with ``with``. May be shared by threads."""
+    """One server, or another backend; use it with ``with``. May be shared by threads."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._portal = Portal()
@@ -71,7 +72,7 @@ class Client:
         return self._portal.call(self._client.append(stream, *values, ack=ack))
 
     def read(
-        self, stream: str, start: Start = "beginning", *, limit: int | None = None
+        self, stream: str = "", start: Start = "beginning", *, limit: int | None = None
     ) -> list[Record]:
         """What is there now."""
         return self._portal.call(self._client.read(stream, start, limit=limit))
@@ -88,15 +89,17 @@ class Client:
         """A stream's own settings, after these changes."""
         return self._portal.call(self._client.settings(stream, **changes))
 
-    def producer(self, stream: str, **options: Any) -> Producer:
-        """A producer; the options are those of ProducerOptions."""
+    def producer(self, stream: str = "", **options: Any) -> Producer:
+        """A producer; the options are those of ProducerOptions. Without a name it is of the stream
+        that the address names.
+        """
         return Producer(self._portal, self._portal.call(self._client.producer(stream, **options)))
 
     def consumer(
-        self, stream: str, start: Start = "beginning", *, follow: bool = True, page: int = 2000
+        self, stream: str = "", start: Start = "beginning", *, follow: bool = True, **options: Any
     ) -> Consumer:
         """A reader from a place on."""
-        reader = self._client.consumer(stream, start, follow=follow, page=page)
+        reader = self._client.consumer(stream, start, follow=follow, **options)
         return Consumer(self._portal, reader)
 
     def resumable(
@@ -245,7 +248,7 @@ class Consumer:
 
 
 async def _make(url: str, options: dict[str, Any]) -> AsyncClient:
-    return AsyncClient(url, **options)
+    return connect_async(url, **options)
 
 
 def _kick(producer: AsyncProducer, is_full: bool) -> None:

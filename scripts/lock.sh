@@ -22,7 +22,7 @@ compile() { # compile NAME ARGS...: one lock for every Python from 3.11 on.
 
 compile tools requirements/tools.in "$@"
 compile base pyproject.toml --constraints requirements/tools.txt "$@"
-compile dev pyproject.toml requirements/tools.in --extra spark --extra jwt --extra dev \
+compile dev pyproject.toml requirements/tools.in --extra spark --extra jwt --extra redis --extra kafka --extra dev \
     --constraints requirements/tools.txt --constraints requirements/base.txt "$@"
 compile node requirements/node.in "$@"
 
