@@ -71,12 +71,19 @@ def test_message_pack_that_is_cut_off_or_none_is_refused(data: bytes) -> None:
 
 
 # A CSV row of one empty field is an empty line, which readers skip.
-ROWS = st.lists(st.text(st.characters(exclude_characters="\0")), min_size=2)
+ROWS = st.lists(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",))), min_size=2
+)
 
 
 @given(st.lists(ROWS, max_size=5))
 def test_csv_comes_back(rows: list[list[str]]) -> None:
     assert round_trip("text/csv", rows) == rows
+
+
+def test_csv_refuses_text_that_is_not_unicode() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        format_of("text/csv").encode(["a", "\ud800"])
 
 
 @pytest.mark.parametrize("row", ["a,b", b"a,b", 5])

@@ -214,6 +214,8 @@ def test_maintain_counts_a_failure_of_the_delta_library(run: Run, root: Path) ->
     lines = [json.loads(line) for line in entry.read_text().splitlines()]
     kept = [line for line in lines if "protocol" not in line]
     kept[-1]["commitInfo"]["actions"] -= len(lines) - len(kept)
+    # Otherwise the engine would find the change by the entry's checksum.
+    del kept[-1]["commitInfo"]["crc32c"]
     entry.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     report = run(maintain, "--once", code=1)
