@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import orjson
+import structlog
 
 from engine import BottomlessError, Offset, format_wire
 from engine.errors import (
@@ -18,6 +19,10 @@ from engine.errors import (
 
 if TYPE_CHECKING:
     from api.asgi import Headers
+
+_TOLD_MAX: Final = 1000
+_told: Final[set[str]] = set()
+_log: Final = structlog.get_logger("api.errors")
 
 STATUS: Final[dict[str, int]] = {
     "internal_error": 500,
@@ -112,6 +117,15 @@ def problem(status: int, code: str, detail: str, hint: str | None = None) -> byt
     return orjson.dumps(body)
 
 
+def _tell_operator(error: BottomlessError) -> None:
+    """What the client is not told goes into the log, once: clients ask again and again."""
+    if error.message not in _told:
+        if len(_told) >= _TOLD_MAX:
+            _told.clear()
+        _told.add(error.message)
+        _log.error("a stream cannot be served", error=error.message, hint=error.hint)
+
+
 def render_error(error: BottomlessError) -> tuple[int, Headers, bytes]:
     """Status, headers and body for an error of the engine."""
     status = STATUS[error.code]
@@ -133,6 +147,7 @@ def render_error(error: BottomlessError) -> tuple[int, Headers, bytes]:
     elif isinstance(error, StaleEpoch):
         headers.append((b"producer-epoch", b"%d" % error.current))
     if error.code in _PRIVATE:
+        _tell_operator(error)
         detail = "the stream cannot be served; the server's log says why"
         return status, headers, problem(status, error.code, detail)
     return status, headers, problem(status, error.code, error.message, error.hint)

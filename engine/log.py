@@ -11,7 +11,7 @@ import structlog
 
 from engine import metrics
 from engine.clock import Clock, SystemClock
-from engine.errors import StreamGone, StreamNotFound, TooManyReaders
+from engine.errors import StorageUnavailable, StreamGone, StreamNotFound, TooManyReaders
 from engine.forks import Forks
 from engine.job_status import load_status, show_status
 from engine.listing import Listing
@@ -99,11 +99,18 @@ class Log:
         self._is_ready = True
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        found = await loop.run_in_executor(None, Recovery(self._storage, self._clock).run)
+        recovery = Recovery(self._storage, self._clock, self.settings, rng=self._rng)
+        found = await loop.run_in_executor(None, recovery.run)
         self._compose(found)
         # What the tables were found to hold becomes durable now: the next start need not
-        # look again.
+        # look again. And nothing is promised before this life's snapshot is there: a log without
+        # one would be read beside tables that nobody has verified.
         await self._trimmer.save()
+        if self._trimmer.is_poisoned:
+            raise StorageUnavailable(
+                "the disk failed to sync the tables at the start",
+                hint="Repair the disk, then start again. Nothing was changed.",
+            )
         self._wal.start()
         self._committer.start()
         for stream in self._registry:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from engine.clock import SystemClock
 from engine.format.offset import format_stored
 from engine.storage import LocalStorage
+from engine.table.checkpoint import is_damaged
 from engine.table.companion import index_versions, load_index
-from engine.table.replay import newer_entries
+from engine.table.replay import entry_path, list_log, newer_entries, read_log_entry
 from engine.table.vacuum import stray_files
 from jobs.common.args import add_streams, make_parser, run_job
 from jobs.common.session import WarmSession, open_session
@@ -71,6 +72,7 @@ def check_table(
 ) -> None:
     """One stream, as of now. A compaction may replace files while they are read: then again."""
     table.refresh(from_log=True)
+    entries = _check_entries(table)
     problems = verify_log(table)
     found: list[str] = []
     for _ in range(0 if report.is_dry else _ATTEMPTS):
@@ -82,7 +84,7 @@ def check_table(
         problems = verify_log(table)
         if table.state.version == version:
             break
-    problems += found + _check_index(table) + _check_orphans(table, horizon_hours)
+    problems += entries + found + _check_index(table) + _check_orphans(table, horizon_hours)
     if problems and is_gone(LocalStorage(table.storage.root), table.folder, table):
         report.say(f"{table.name}: was deleted meanwhile")
         return
@@ -96,6 +98,26 @@ def check_table(
         rows=table.rows,
         problems=len(problems),
     )
+
+
+def _check_entries(table: StreamTable) -> list[str]:
+    """Also those that a checkpoint covers: whoever reads the stream from its start needs them."""
+    storage, folder = table.storage, table.folder
+    listing = list_log(storage, folder)
+    problems = [
+        f"the checkpoint of version {version} is damaged; remove it"
+        for version in listing.checkpoints
+        if is_damaged(storage, folder, version)
+    ]
+    for before, version in zip(listing.entries, listing.entries[1:], strict=False):
+        if version != before + 1:
+            problems.append(f"the log entries of versions {before + 1} to {version - 1} are gone")
+    for version in listing.entries:
+        # A running clean-up removes old ones.
+        entry = read_log_entry(storage, folder, version)
+        if entry is None and storage.exists(entry_path(folder, version)):
+            problems.append(f"the log entry of version {version} is damaged")
+    return problems
 
 
 def _check_files(

@@ -47,6 +47,13 @@ class EntryKind(IntEnum):
 
 
 FLAG_CLOSE: Final = 1
+_SECTOR_BYTES: Final = 512
+WAY_OUT: Final = (
+    "Records acknowledged after this place may be lost if it is cut. Restore the file from a copy."
+    " To go on without what only the log holds, move the whole _wal folder aside: the tables tell"
+    " the rest."
+)
+"""For whoever starts a server on a damaged log."""
 
 
 class AppendMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -141,7 +148,7 @@ def decode_segment_header(data: bytes, *, path: str) -> int | None:
             hint="Start the version that wrote it, or move the file aside if it is not ours.",
         )
     if checksum != crc32c.crc32c(data[:_SEGMENT_CHECKED_BYTES]):
-        raise ChecksumMismatch(f"the header of {path} fails its checksum")
+        raise ChecksumMismatch(f"the header of {path} fails its checksum", hint=WAY_OUT)
     return int(first_lsn)
 
 
@@ -189,17 +196,46 @@ def encode_frame(lsn: int, epoch: int, entry_count: int, payload: bytes, *, salt
 def decode_frames(data: bytes, *, first_lsn: int, path: str) -> Iterator[Frame]:
     """The whole frames of a segment in order; ends at a torn tail.
 
-    Raises ChecksumMismatch where a frame is bad although a good one follows it.
+    Raises ChecksumMismatch where a frame is bad although a good one follows it; then none is told.
     """
+    end, _ = end_of_frames(data, first_lsn=first_lsn, path=path)
+    position = SEGMENT_HEADER_BYTES
+    while position < end:
+        frame = _frame_at(data, position)
+        yield frame
+        position = frame.end
+
+
+def end_of_frames(data: bytes, *, first_lsn: int, path: str) -> tuple[int, int]:
+    """Where the whole frames of a segment end, and the LSN that comes next. Raises as above."""
     position, lsn = SEGMENT_HEADER_BYTES, first_lsn
     salt = _SEGMENT.unpack_from(data)[2]
     while position < len(data):
-        frame = _frame_at(data, position, salt)
-        if frame is None or frame.lsn != lsn:
+        if not _is_whole(data, position, salt) or _lsn_at(data, position) != lsn:
             _refuse_if_frames_follow(data, position, salt, lsn, path)
-            return
-        yield frame
-        position, lsn = frame.end, lsn + 1
+            break
+        position += FRAME_HEADER_BYTES + int(_FRAME.unpack_from(data, position)[1])
+        lsn += 1
+    return position, lsn
+
+
+def holds_frames(data: bytes, *, first_lsn: int) -> bool:
+    """Whether a segment without a header was more than begun, so that it has been damaged.
+
+    A crash loses whole sectors, so what follows in the header's own is lost with it. And the second
+    frame was written when the first had been synced; it is known by its shape alone, for the salt
+    is lost with the header.
+    """
+    if any(data[SEGMENT_HEADER_BYTES:_SECTOR_BYTES]):
+        return True
+    candidate = data.find(FRAME_MAGIC, SEGMENT_HEADER_BYTES)
+    while candidate != -1 and len(data) - candidate >= FRAME_HEADER_BYTES:
+        _, length, _, entry_count, lsn, _ = _FRAME.unpack_from(data, candidate)
+        fits = candidate + FRAME_HEADER_BYTES + length <= len(data)
+        if fits and entry_count and first_lsn < lsn < first_lsn + len(data):
+            return True
+        candidate = data.find(FRAME_MAGIC, candidate + 1)
+    return False
 
 
 def _refuse_if_frames_follow(data: bytes, bad_at: int, salt: int, lsn: int, path: str) -> None:
@@ -212,8 +248,7 @@ def _refuse_if_frames_follow(data: bytes, bad_at: int, salt: int, lsn: int, path
             raise ChecksumMismatch(
                 f"WAL segment {path} is damaged at byte {bad_at}:"
                 f" a good frame follows at byte {candidate}",
-                hint="Records acknowledged after this place may be lost if it is cut. Restore the"
-                " file from a copy, or move it aside to accept the loss, then start again.",
+                hint=WAY_OUT,
                 path=path,
                 position=bad_at,
             )
@@ -235,9 +270,7 @@ def _is_whole(data: bytes, position: int, salt: int) -> bool:
     return bool(checksum == crc32c.crc32c(memoryview(data)[begin : begin + length], seed))
 
 
-def _frame_at(data: bytes, position: int, salt: int) -> Frame | None:
-    if not _is_whole(data, position, salt):
-        return None
+def _frame_at(data: bytes, position: int) -> Frame:
     _, length, _, entry_count, lsn, epoch = _FRAME.unpack_from(data, position)
     begin = position + FRAME_HEADER_BYTES
     entries = list(_entries(data, begin, begin + length, epoch))

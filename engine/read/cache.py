@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a Parquet file says about itself, and the last offset of each of its row groups."""
+    """What a Parquet file says about itself, and the offsets of each of its row groups."""
 
     metadata: pq.FileMetaData
+    firsts: list[int]
     lasts: list[int]
+    rows: int
 
 
 class RunCache:

@@ -185,7 +185,9 @@ class Reader:
                 return None
             try:
                 path = f"{stream.folder}/{files[0].path}"
-                run, row_group = await self._row_groups.after(path, position, stream.kind)
+                run, row_group = await self._row_groups.after(
+                    stream.folder, files[0], position, stream.kind
+                )
             except FileNotFoundError:
                 # Compaction replaced the file and vacuum removed it: the log
                 # tells where the rows are.

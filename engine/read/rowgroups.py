@@ -7,24 +7,26 @@ one of its own; opening costs 25 us where the footer is known already.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from engine.errors import StorageUnavailable, TableDamaged
+from engine.errors import BottomlessError, StorageUnavailable, TableDamaged
 from engine.read.cache import Footer, FooterCache, RunCache
 from engine.table.parquet import open_file, read_append_seq, read_row_group, row_group_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
     from engine.format.run import Run
     from engine.settings import ReadSettings
     from engine.storage import Storage
+    from engine.table.actions import DataFile
     from engine.types import Offset, PayloadKind
 
 T = TypeVar("T")
@@ -44,12 +46,19 @@ class RowGroups:
         """End the threads."""
         self._pool.shutdown()
 
-    async def after(self, path: str, position: Offset, kind: PayloadKind) -> tuple[Run, int]:
+    async def after(
+        self, folder: str, data: DataFile, position: Offset, kind: PayloadKind
+    ) -> tuple[Run, int]:
         """The row group of a file that holds the first record after ``position``, and its index.
 
-        Raises FileNotFoundError where the file is gone.
+        Raises FileNotFoundError where the file is gone, TableDamaged where it is not what the log
+        says.
         """
+        path = f"{folder}/{data.path}"
         footer = await self._footer(path)
+        told = (data.first, data.last, data.rows)
+        if (footer.firsts[0], footer.lasts[-1], footer.rows) != told:
+            raise _damaged(path, "it holds other records than the log says")
         index = bisect_right(footer.lasts, position)
         run = self._runs.get(path, index)
         if run is None:
@@ -98,13 +107,53 @@ class RowGroups:
             self._runs.put(*key, done.result())
 
     def _read_footer(self, path: str) -> Footer:
-        with self._storage.open_input(path) as source, open_file(source) as file:
-            return Footer(file.metadata, [last for _, last in row_group_bounds(file)])
+        with _naming(path), self._storage.open_input(path) as source, open_file(source) as file:
+            bounds = row_group_bounds(file)
+            edges = [offset for pair in bounds for offset in pair]
+            if not edges or edges != sorted(edges):
+                raise _damaged(path, "its row groups overlap")
+            firsts, lasts = edges[::2], edges[1::2]
+            return Footer(file.metadata, firsts, lasts, file.metadata.num_rows)
 
     def _read_run(self, path: str, index: int, footer: Footer, kind: PayloadKind) -> Run:
-        with self._storage.open_input(path) as source, open_file(source, footer.metadata) as file:
-            return read_row_group(file, index, kind)
+        with (
+            _naming(path),
+            self._storage.open_input(path) as source,
+            open_file(source, footer.metadata) as file,
+        ):
+            run = read_row_group(file, index, kind)
+            # Pages have checksums, the footer has none.
+            told = (footer.firsts[index], footer.lasts[index])
+            if not len(run.keys) or (int(run.keys[0]), int(run.keys[-1])) != told:
+                raise _damaged(path, "its footer tells other offsets than it holds")
+            return run
 
     def _read_append_seq(self, path: str, index: int, footer: Footer) -> np.ndarray:
-        with self._storage.open_input(path) as source, open_file(source, footer.metadata) as file:
+        with (
+            _naming(path),
+            self._storage.open_input(path) as source,
+            open_file(source, footer.metadata) as file,
+        ):
             return read_append_seq(file, index)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Damage breaks a decoder in any way; whatever it says, the file is named."""
+    try:
+        yield
+    except (BottomlessError, MemoryError):
+        raise
+    except Exception as error:
+        # An error of the disk has a number, one of the decoder has none.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise _damaged(path, lines[0]) from error
+
+
+def _damaged(path: str, reason: str) -> TableDamaged:
+    return TableDamaged(
+        f"the file {path} is damaged: {reason}",
+        hint="Restore it from a copy. `bottomless check` reads every file and names the others.",
+    )

@@ -1,7 +1,8 @@
 """Delta actions as the engine writes and reads them, and one log entry made of them.
 
-commitInfo is the last line of an entry and counts the lines before it: an entry that a power cut
-left short or empty is thereby recognised (F1), although each of its lines may be good JSON.
+commitInfo is the last line of an entry; it counts the lines before it and holds their checksum. So
+an entry that a power cut left short or empty is recognised (F1), although each of its lines may be
+good JSON, and a flipped bit is an error, never another offset.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import crc32c
 import msgspec
 import numpy as np
 import orjson
 
+from engine.errors import BadOffset
 from engine.format.offset import epoch_of, flush_date, format_stored, parse_offset
 from engine.table.schema import PARTITION_COLUMN
 
@@ -93,6 +96,7 @@ class _MetaData(msgspec.Struct):
 
 class _CommitInfo(msgspec.Struct):
     actions: int | None = None
+    crc32c: int | None = None
 
 
 class _Line(msgspec.Struct):
@@ -119,7 +123,10 @@ def data_file(path: str, size: int, stats: str | None) -> DataFile:
     first, last = values.minValues.offset, values.maxValues.offset
     if first is None or last is None:
         raise EntryDamaged(f"file {path} has no offset statistics")
-    return DataFile(path, size, parse_offset(first), parse_offset(last), values.numRecords)
+    try:
+        return DataFile(path, size, parse_offset(first), parse_offset(last), values.numRecords)
+    except BadOffset as error:
+        raise EntryDamaged(f"file {path} has no offsets in its statistics") from error
 
 
 def encode_add(file: DataFile, *, data_change: bool) -> bytes:
@@ -174,6 +181,7 @@ def encode_entry(lines: list[bytes], *, operation: str, timestamp_ms: int) -> by
         "operationParameters": {},
         "engineInfo": "bottomless",
         "actions": len(lines),
+        "crc32c": crc32c.crc32c(b"\n".join(lines)),
     }
     return b"\n".join([*lines, orjson.dumps({"commitInfo": info})]) + b"\n"
 
@@ -184,20 +192,22 @@ def decode_entry(data: bytes) -> LogEntry:
         raise EntryDamaged("the entry is empty or cut short")
     entry = LogEntry()
     lines = data.splitlines()
-    counted: int | None = None
-    is_complete = False
+    info: _CommitInfo | None = None
     try:
         for raw in lines:
             line = _decode_line(raw)
             _collect(entry, line)
             if line.commitInfo is not None:
-                counted, is_complete = line.commitInfo.actions, True
-    except msgspec.DecodeError as error:
+                info = line.commitInfo
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EntryDamaged(str(error)) from error
-    if not is_complete:
+    if info is None:
         raise EntryDamaged("the entry has no commitInfo")
-    if counted is not None and counted != len(lines) - 1:
-        raise EntryDamaged(f"the entry has {len(lines) - 1} of {counted} actions")
+    # Entries of others have neither, and the first ones of ours had no checksum.
+    if info.actions is not None and info.actions != len(lines) - 1:
+        raise EntryDamaged(f"the entry has {len(lines) - 1} of {info.actions} actions")
+    if info.crc32c is not None and info.crc32c != crc32c.crc32c(data[:-1].rpartition(b"\n")[0]):
+        raise EntryDamaged("the entry fails its checksum")
     return entry
 
 

@@ -6,20 +6,24 @@ streams are young never pays for it.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
+import crc32c
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from engine.table.actions import EntryDamaged, data_file
+from engine.table.actions import data_file
+from engine.table.companion import INDEX_FOLDER
 from engine.table.schema import LOG_FOLDER
 from engine.table.state import TableState
 
 if TYPE_CHECKING:
     from engine.storage import Storage
 
+_CHECKSUM_NAME: Final = re.compile(r"([0-9]{20})\.checkpoint\.([0-9a-f]{8})", re.ASCII)
 _COLUMNS: Final = ["add.path", "add.size", "add.stats", "txn", "metaData.configuration"]
 
 
@@ -32,10 +36,30 @@ def write_checkpoint(storage: Storage, folder: str) -> None:
 
     table = DeltaTable(storage.uri(folder))
     table.create_checkpoint()
-    storage.sync_path(_checkpoint_path(folder, checkpoint_hint(storage, folder)))
+    version = checkpoint_hint(storage, folder)
+    storage.sync_path(_checkpoint_path(folder, version))
     storage.sync_path(_hint_path(folder))
     storage.sync_path(f"{folder}/{LOG_FOLDER}")
+    _note_checksum(storage, folder, version)
     table.cleanup_metadata()
+
+
+def _note_checksum(storage: Storage, folder: str, version: int) -> None:
+    """A checkpoint has no checksums of its own: a flipped bit in it would be another offset."""
+    data = storage.read(_checkpoint_path(folder, version))
+    storage.make_folder(f"{folder}/{INDEX_FOLDER}")
+    name = f"{version:020d}.checkpoint.{crc32c.crc32c(data):08x}"
+    storage.replace(f"{folder}/{INDEX_FOLDER}/{name}", b"")
+    for old in storage.names(f"{folder}/{INDEX_FOLDER}"):
+        match = _CHECKSUM_NAME.fullmatch(old)
+        if match and not storage.exists(_checkpoint_path(folder, int(match[1]))):
+            storage.remove(f"{folder}/{INDEX_FOLDER}/{old}")
+
+
+def is_damaged(storage: Storage, folder: str, version: int) -> bool:
+    """A checkpoint that is there and cannot be used."""
+    is_there = storage.exists(_checkpoint_path(folder, version))
+    return is_there and _try_checkpoint(storage, folder, version) is None
 
 
 def load_checkpoint(
@@ -79,7 +103,7 @@ def checkpoint_hint(storage: Storage, folder: str) -> int:
     """The version that _last_checkpoint names; -1 where it names none."""
     try:
         return msgspec.json.decode(storage.read(_hint_path(folder)), type=_Hint).version
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, UnicodeDecodeError, msgspec.DecodeError):
         return -1
 
 
@@ -110,8 +134,17 @@ def _checkpoint_path(folder: str, version: int) -> str:
 
 def _try_checkpoint(storage: Storage, folder: str, version: int) -> TableState | None:
     try:
-        return _decode_checkpoint(storage.read(_checkpoint_path(folder, version)), version)
-    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError, EntryDamaged):
+        data = storage.read(_checkpoint_path(folder, version))
+        noted = [
+            match[2]
+            for name in storage.names(f"{folder}/{INDEX_FOLDER}")
+            if (match := _CHECKSUM_NAME.fullmatch(name)) and int(match[1]) == version
+        ]
+        # Written twice, it was noted twice. Those of others are not noted.
+        if noted and f"{crc32c.crc32c(data):08x}" not in noted:
+            return None
+        return _decode_checkpoint(data, version)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, msgspec.DecodeError):
         return None
 
 

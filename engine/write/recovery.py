@@ -7,14 +7,24 @@ durable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from engine.errors import ChecksumMismatch, DataCorrupt, TableDamaged
+from engine import metrics
+from engine.errors import (
+    BottomlessError,
+    ChecksumMismatch,
+    CommitUnknown,
+    DataCorrupt,
+    Fenced,
+    TableDamaged,
+    Unavailable,
+)
 from engine.format.frame import (
     SEGMENT_HEADER_BYTES,
+    WAY_OUT,
     AppendEntry,
     CreateEntry,
     Entry,
@@ -22,6 +32,8 @@ from engine.format.frame import (
     StreamMeta,
     decode_frames,
     decode_segment_header,
+    end_of_frames,
+    holds_frames,
 )
 from engine.format.names import table_folder
 from engine.format.offset import epoch_of, make_offset
@@ -30,25 +42,35 @@ from engine.storage import LOCK_PATH, Storage
 from engine.streams.registry import Registry
 from engine.streams.stream import Stream
 from engine.table.actions import ACCESSED_APP, OWNER_APP
+from engine.table.commit import commit
 from engine.table.replay import entry_path, load_state, recover_state
 from engine.table.schema import LOG_FOLDER
-from engine.table.state import NO_VERSION
+from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, StreamId, StreamName
+from engine.write.backlog import Backlog, Held
 from engine.write.segments import Segments
 from engine.write.snapshot import Snapshot, StreamSnapshot, load_snapshot
 from engine.write.state import (
     adopt_position,
     adopt_table,
+    commit_request,
     forget_committed_changes,
+    held_txns,
     meta_of,
+    producer_txns,
 )
 from engine.write.trash import TRASH_FOLDER
 from engine.write.wal import WAL_FOLDER
 
 if TYPE_CHECKING:
+    import random
+
     from engine.clock import Clock
     from engine.format.batch import Batch
+    from engine.settings import EngineSettings
 
+# Whatever keeps a commit from being made loses nothing: the WAL holds it all.
+_COMMIT_FAILED: Final = (Unavailable, CommitUnknown, Fenced, OSError)
 _log: Final = structlog.get_logger("engine.recovery")
 
 
@@ -66,13 +88,19 @@ class Recovered:
 class Recovery:
     """One start-up."""
 
-    def __init__(self, storage: Storage, clock: Clock) -> None:
+    def __init__(
+        self, storage: Storage, clock: Clock, settings: EngineSettings, *, rng: random.Random
+    ) -> None:
         self._storage = storage
         self._clock = clock
+        self._settings = settings
+        self._rng = rng
         self._found = Recovered()
         self._snapshot_lsn = 0
         self._deleted: list[tuple[str, int]] = []
-        self._batches: dict[StreamId, list[tuple[Offset, Batch]]] = {}
+        self._backlog = Backlog()
+        self._opened: set[StreamId] = set()
+        """Streams whose table has been taken over."""
 
     def run(self) -> Recovered:
         """Rebuild every stream; DataCorrupt where going on could lose acknowledged records."""
@@ -170,34 +198,40 @@ class Recovery:
 
     def _replay_segments(self) -> None:
         names = [name for name in self._storage.names(WAL_FOLDER) if name.endswith(".wal")]
-        expected: int | None = None
+        next_lsn: int | None = None
         for name in names:
-            path = f"{WAL_FOLDER}/{name}"
-            is_last = name == names[-1]
-            data = self._storage.read(path)
-            first_lsn = decode_segment_header(data, path=path)
-            if first_lsn is None:
-                if not is_last:
-                    raise ChecksumMismatch(f"the header of {path} is missing")
-                self._storage.remove(path)
-                return
-            if first_lsn != (self._snapshot_lsn + 1 if expected is None else expected):
-                self._check_begin(path, first_lsn, expected)
-            end, expected = self._replay_segment(path, data, first_lsn)
-            if is_last and end == SEGMENT_HEADER_BYTES:
+            next_lsn = self._take_segment(name, next_lsn, is_last=name == names[-1])
+
+    def _take_segment(self, name: str, expected: int | None, *, is_last: bool) -> int | None:
+        """Replay one file; returns the LSN that comes next. Only the last one may be torn."""
+        path = f"{WAL_FOLDER}/{name}"
+        data = self._storage.read(path)
+        first_lsn = decode_segment_header(data, path=path)
+        if first_lsn is None:
+            if not is_last or holds_frames(data, first_lsn=_lsn_of(name)):
+                raise ChecksumMismatch(f"the header of {path} is missing", hint=WAY_OUT)
+            self._check_end(path, expected)
+            self._storage.remove(path)
+            return expected
+        if first_lsn != (self._snapshot_lsn + 1 if expected is None else expected):
+            self._check_begin(path, first_lsn, expected)
+        end, next_lsn = end_of_frames(data, first_lsn=first_lsn, path=path)
+        if end < len(data) and not is_last:
+            raise ChecksumMismatch(
+                f"WAL segment {path} is damaged at byte {end}, and later segments follow",
+                hint=WAY_OUT,
+            )
+        if is_last:
+            self._check_end(path, next_lsn)
+            if end == SEGMENT_HEADER_BYTES:
                 # Begun and never written: the next group will begin it again.
-                self._found.segments.forget([first_lsn])
                 self._storage.remove(path)
-                return
-            if end < len(data) and not is_last:
-                raise ChecksumMismatch(
-                    f"WAL segment {path} is damaged at byte {end}, and later segments follow",
-                    hint="Restore the file from a copy, or move it aside to accept the loss.",
-                )
-            if is_last:
-                # Cut the torn frame, and write again what an unlucky page cache may only pretend to
-                # have on disk (F5).
-                self._storage.replace(path, data[:end])
+                return next_lsn
+            # Cut the torn frame, and write again what an unlucky page cache may only pretend to
+            # have on disk (F5): before any of it may go into a table.
+            self._storage.replace(path, data[:end])
+        self._replay_segment(path, data[:end], first_lsn)
+        return next_lsn
 
     def _check_begin(self, path: str, first_lsn: int, expected: int | None) -> None:
         if expected is None and first_lsn <= self._snapshot_lsn + 1:
@@ -205,20 +239,28 @@ class Recovery:
         raise ChecksumMismatch(
             f"WAL segment {path} begins at {first_lsn}, but {expected or self._snapshot_lsn + 1}"
             " comes next: a segment is missing",
-            hint="Restore the missing file of the _wal folder.",
+            hint=f"Restore the missing file of the _wal folder. {WAY_OUT}",
         )
 
-    def _replay_segment(self, path: str, data: bytes, first_lsn: int) -> tuple[int, int]:
-        end, lsn = SEGMENT_HEADER_BYTES, first_lsn - 1
+    def _check_end(self, path: str, next_lsn: int | None) -> None:
+        """The newest segment is never trimmed, so it reaches as far as the snapshot."""
+        if next_lsn is not None and next_lsn <= self._snapshot_lsn:
+            raise ChecksumMismatch(
+                f"the write-ahead log ends at {next_lsn - 1} in {path}, but the snapshot knows of"
+                f" {self._snapshot_lsn}: its end is missing",
+                hint=WAY_OUT,
+            )
+
+    def _replay_segment(self, path: str, data: bytes, first_lsn: int) -> None:
         needs: dict[StreamId, Offset] = {}
         for frame in decode_frames(data, first_lsn=first_lsn, path=path):
-            end, lsn = frame.end, frame.lsn
-            self._found.lsn = max(self._found.lsn, lsn)
+            self._found.lsn = max(self._found.lsn, frame.lsn)
             self._found.epoch = max(self._found.epoch, frame.epoch)
             for entry in frame.entries:
                 self._replay(entry, frame, needs)
-        self._found.segments.recovered(first_lsn, end, needs)
-        return end, lsn + 1
+            if self._backlog.is_full:
+                self._relieve()
+        self._found.segments.recovered(first_lsn, len(data), needs)
 
     def _replay(self, entry: Entry, frame: Frame, needs: dict[StreamId, Offset]) -> None:
         registry = self._found.registry
@@ -236,8 +278,9 @@ class Recovery:
         elif is_new:
             self._found.epoch = max(self._found.epoch, frame.epoch + 1)
             if stream is not None:
-                gone = registry.remove(stream)
-                self._deleted += [(victim.folder, victim.id) for victim in gone]
+                for victim in registry.remove(stream):
+                    self._deleted.append((victim.folder, victim.id))
+                    self._backlog.take(victim.id)
 
     def _replay_create(self, entry: CreateEntry, epoch: int) -> None:
         meta = entry.meta
@@ -254,8 +297,9 @@ class Recovery:
     def _replay_append(
         self, stream: Stream, entry: AppendEntry, frame: Frame, *, is_new: bool
     ) -> None:
-        if entry.batch is not None and entry.batch.last > stream.committed:
-            self._batches.setdefault(stream.id, []).append((entry.previous, entry.batch))
+        if entry.batch is not None:
+            if entry.batch.last > stream.committed and stream.fault is None:
+                self._backlog.add(entry)
             stream.begin_tail(entry.batch.last)
         if is_new:
             stream.apply_append(closes=entry.closes, meta=entry.meta)
@@ -264,46 +308,119 @@ class Recovery:
     # The tables the WAL has records for.
 
     def _settle(self, stream: Stream) -> None:
-        batches = self._batches.pop(stream.id, [])
-        if stream.fault is not None:
-            return
+        held = self._backlog.take(stream.id)
         try:
+            if stream.fault is not None:
+                raise stream.fault
             # A commit of the last run may lie above the durable mark, with records or without.
             next_entry = entry_path(stream.folder, stream.version + 1)
-            if batches or stream.needs_commit or self._storage.exists(next_entry):
+            if held.batches or stream.needs_commit or self._storage.exists(next_entry):
                 self._open_table(stream)
-            position = stream.committed
-            for previous, batch in batches:
-                if batch.last <= stream.committed:
-                    continue
-                if previous != position:
-                    raise TableDamaged(
-                        f"records of {stream.name} are missing between its table and the WAL",
-                        hint="Restore the table's folder from a copy.",
-                        table_ends=str(position),
-                        wal_begins=str(previous),
-                    )
+            for batch in _missing(stream, held):
                 stream.buffer.append(batch)
-                position = batch.last
-            stream.begin_tail(position)
+            batches = stream.buffer.batches()[-1:]
+            position = batches[0].last if batches else stream.committed
+            if position < stream.tail:
+                raise _gap(stream, position, stream.tail)
+            if position > stream.tail and stream.table is not None:
+                # The log has lost its end: what the table says is newer.
+                adopt_table(stream, stream.table)
             forget_committed_changes(stream)
-        except DataCorrupt as error:
+        except BottomlessError as error:
             # One damaged stream does not keep the others from starting.
             _log.error("stream is damaged", stream=stream.name, error=str(error), hint=error.hint)
             stream.fault = error
 
-    def _open_table(self, stream: Stream) -> None:
+    def _open_table(self, stream: Stream) -> bool:
+        """Take over where the table stands, once; returns whether the stream may commit to it."""
+        if stream.id in self._opened:
+            return True
         if not self._storage.exists(f"{stream.folder}/{LOG_FOLDER}"):
             if stream.durable_version == NO_VERSION:
-                return
+                return True
             raise TableDamaged(f"the table of {stream.name} is missing")
         mark = stream.durable_version
         state = recover_state(self._storage, stream.folder, durable_version=mark)
         meta = meta_of(state, stream.folder)
         if meta is not None and meta.id == stream.id:
             adopt_position(stream, state)
+            self._opened.add(stream.id)
         elif stream.durable_version != NO_VERSION:
             raise TableDamaged(f"the folder of {stream.name} holds another table")
+        else:
+            return state.version == NO_VERSION
+        return True
+
+    # A backlog that is larger than the memory.
+
+    def _relieve(self) -> None:
+        """Commit the largest parts of the backlog, as the committer would have done.
+
+        Each commit is whole and names its end, so a start-up that is killed here goes on from
+        there. The WAL is left as it is: only the trimmer forgets anything of it.
+        """
+        try:
+            if self._deleted:
+                self._remove_trash()
+            for stream_id in self._backlog.to_commit():
+                stream = self._found.registry.by_id(stream_id)
+                assert stream is not None
+                self._commit_held(stream, self._backlog.take(stream_id))
+        except _COMMIT_FAILED as error:
+            _log.warning(
+                "the backlog cannot be committed; it is kept in memory",
+                error=str(error),
+                hint="Nothing is lost. Free or repair the disk of the tables.",
+            )
+            self._backlog.lift_bound()
+        self._backlog.relieved()
+
+    def _commit_held(self, stream: Stream, held: Held) -> None:
+        try:
+            is_free = self._open_table(stream)
+            batches = _missing(stream, held)
+            if not is_free:
+                # What lies there belongs to a stream that will be deleted.
+                self._backlog.put_back(stream.id, held)
+            elif batches:
+                self._commit(stream, batches, held)
+        except DataCorrupt as error:
+            # Told when everything is known: the stream may still be deleted.
+            stream.fault = error
+        except _COMMIT_FAILED:
+            # It may be there although it seems to have failed (F3): the table is read again.
+            self._opened.discard(stream.id)
+            self._backlog.put_back(stream.id, held)
+            raise
+
+    def _commit(self, stream: Stream, batches: list[Batch], held: Held) -> None:
+        """Records and the producers they came from; all other state follows when all is known.
+
+        So do the forks: until then retention has to leave everything.
+        """
+        state = stream.table or TableState()
+        now_ms = self._clock.now_ms()
+        request = commit_request(
+            stream,
+            self._settings,
+            owner=max(self._found.owner + 1, state.txns.get(OWNER_APP, 0)),
+            now_ms=now_ms,
+            accessed_ms=0,
+            token=f"{now_ms:013d}-{self._rng.getrandbits(64):016x}",
+        )
+        request = replace(
+            request,
+            batches=batches,
+            tail=batches[-1].last,
+            txns={**producer_txns(held.producers), **held_txns(batches[-1].last)},
+            configuration=request.configuration if stream.version == NO_VERSION else None,
+        )
+        for version, entry in commit(self._storage, stream.folder, state, request):
+            state.apply(entry, version)
+        metrics.commits.inc()
+        stream.state_changed = True
+        self._opened.add(stream.id)
+        adopt_position(stream, state)
 
     # What was deleted.
 
@@ -320,8 +437,39 @@ class Recovery:
                 self._storage.make_folder(TRASH_FOLDER)
                 self._storage.rename(folder, f"{TRASH_FOLDER}/{folder}-{stream_id:x}")
         self._storage.remove_folder(TRASH_FOLDER)
+        self._deleted.clear()
 
     def _find_foreign_folders(self) -> None:
         ours = {stream.folder for stream in self._found.registry}
         ours |= {WAL_FOLDER, TRASH_FOLDER, LOCK_PATH, JOBS_FOLDER}
         self._found.registry.foreign_folders = set(self._storage.names("")) - ours
+
+
+def _missing(stream: Stream, held: Held) -> list[Batch]:
+    """What the table does not hold; TableDamaged where records between the two are missing."""
+    position = stream.committed
+    found = []
+    for previous, batch in held.batches:
+        if batch.last <= stream.committed:
+            continue
+        if previous != position:
+            raise _gap(stream, position, previous)
+        found.append(batch)
+        position = batch.last
+    return found
+
+
+def _gap(stream: Stream, position: Offset, wal_position: Offset) -> TableDamaged:
+    return TableDamaged(
+        f"records of {stream.name} are missing between its table and the WAL",
+        hint="Restore the table's folder and the _wal folder from a copy. To go on without what is"
+        " missing, move the whole _wal folder aside: the tables tell the rest.",
+        table_ends=str(position),
+        wal_begins=str(wal_position),
+    )
+
+
+def _lsn_of(name: str) -> int:
+    """The first LSN of a segment as its name tells it."""
+    digits = name.removesuffix(".wal")
+    return int(digits) if digits.isdecimal() else 0

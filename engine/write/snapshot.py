@@ -63,7 +63,11 @@ def load_snapshot(storage: Storage) -> Snapshot | None:
         return None
     data = storage.read(SNAPSHOT_PATH)
     body = data[12:]
-    if data[:8] != _MAGIC or crc32c.crc32c(body) != int.from_bytes(data[8:12], "little"):
+    if (
+        len(data) <= 12
+        or data[:8] != _MAGIC
+        or crc32c.crc32c(body) != int.from_bytes(data[8:12], "little")
+    ):
         raise ChecksumMismatch(
             f"{SNAPSHOT_PATH} is damaged",
             hint="Restore it from a copy. If the server was stopped cleanly, the whole _wal folder"

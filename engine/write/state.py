@@ -29,6 +29,7 @@ from engine.types import ProducerStamp
 if TYPE_CHECKING:
     from engine.settings import EngineSettings
     from engine.streams.stream import Stream
+    from engine.types import Offset
 
 _EPOCH_SUFFIX: Final = ":epoch"
 _SEQ_SUFFIX: Final = ":seq"
@@ -55,18 +56,11 @@ def commit_request(
     token: str,
 ) -> CommitRequest:
     """Everything durable that the stream's table does not hold yet."""
-    txns: dict[str, int] = {}
-    for producer_id in stream.producers_changed:
-        state = stream.producers[producer_id]
-        txns[f"{PRODUCER_APP}{producer_id}{_EPOCH_SUFFIX}"] = state.epoch
-        txns[f"{PRODUCER_APP}{producer_id}{_SEQ_SUFFIX}"] = state.seq
+    txns = producer_txns({id_: stream.producers[id_] for id_ in sorted(stream.producers_changed)})
     if stream.meta.ttl_seconds is not None:
         txns[ACCESSED_APP] = accessed_ms
     if stream.state_changed:
-        txns[HELD_EPOCH_APP], txns[HELD_COUNTER_APP] = (
-            epoch_of(stream.held),
-            counter_of(stream.held),
-        )
+        txns |= held_txns(stream.held)
     is_first = stream.version == NO_VERSION
     return CommitRequest(
         stream_id=stream.id,
@@ -82,6 +76,20 @@ def commit_request(
         txns=txns,
         configuration=_properties(stream, settings) if is_first or stream.state_changed else None,
     )
+
+
+def producer_txns(producers: dict[str, ProducerState]) -> dict[str, int]:
+    """The numbers that keep the state of producers."""
+    txns = {}
+    for producer_id, state in producers.items():
+        txns[f"{PRODUCER_APP}{producer_id}{_EPOCH_SUFFIX}"] = state.epoch
+        txns[f"{PRODUCER_APP}{producer_id}{_SEQ_SUFFIX}"] = state.seq
+    return txns
+
+
+def held_txns(position: Offset) -> dict[str, int]:
+    """The numbers that tell retention to leave everything up to a position."""
+    return {HELD_EPOCH_APP: epoch_of(position), HELD_COUNTER_APP: counter_of(position)}
 
 
 def _properties(stream: Stream, settings: EngineSettings) -> dict[str, str]:

@@ -19,7 +19,7 @@ from engine.write.snapshot import (
     encode_snapshot,
     snapshot_stream,
 )
-from engine.write.wal import segment_path
+from engine.write.wal import WAL_FOLDER, segment_path
 
 if TYPE_CHECKING:
     from engine.clock import Clock
@@ -118,9 +118,13 @@ class Trimmer:
         return self._group.lsn, self._committer.commit_count, self.access_count
 
     def _remove(self, segments: list[int]) -> None:
-        """Oldest first: a crash in between leaves a WAL without a gap."""
+        """Oldest first: a crash in between leaves a WAL without a gap.
+
+        Each removal is synced, for a power cut may keep a later one and lose an earlier one.
+        """
         for segment in segments:
             self._storage.remove(segment_path(segment))
+            self._storage.sync_path(WAL_FOLDER)
 
     async def _on_thread(self, work: object, *arguments: object) -> None:
         assert callable(work)

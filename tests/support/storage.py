@@ -127,6 +127,10 @@ class FaultyStorage:
         elif name == "sync_path":
             if (self.root / arguments[0]).is_file():
                 self._durable[arguments[0]] = (self.root / arguments[0]).stat().st_size
+        elif name in ("rename", "remove", "remove_folder"):
+            # The next file of that name is another one.
+            for path in [path for path in self._durable if is_below(path, arguments[0])]:
+                del self._durable[path]
         elif name == "sync_all":
             self._note_everything()
 
@@ -147,6 +151,11 @@ class FaultyStorage:
             if path == "_lock" or (target / path).stat().st_size == durable:
                 continue
             tear(target / path, keep=durable, rng=rng)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """The path is that of the folder, or of something in it."""
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def tear(path: Path, *, keep: int, rng: random.Random) -> None:
