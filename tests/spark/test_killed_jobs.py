@@ -9,11 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
@@ -22,52 +18,28 @@ import pytest
 from engine.table.replay import replay_log
 from engine.table.vacuum import stray_files
 from jobs import check
-from tests.support.load import wait_for
+from tests.support.job_process import JobProcess
 from tests.support.tables import TableBuilder, small_commits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
-CLONE = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("BOTTOMLESS_KILLS", "4"))
 COMMITS, ROWS = 600, 300
 # Small files and small rounds: several commits, so that most kills fall between two of them.
 FLAGS = ("--target-file-bytes", "256KiB", "--round-bytes", "1MiB")
-START_TIMEOUT_S = 60.0
 
 pytestmark = pytest.mark.timeout(60 + 30 * KILLS)
 
 
-class CompactProcess:
-    """`spark-submit jobs/compact.py` in a process group of its own, with an empty environment."""
+class CompactProcess(JobProcess):
+    """`compact` of one table."""
 
     def __init__(self, table: TableBuilder) -> None:
         self.table = table
-        self.log_path = table.storage.root.with_suffix(".compact.log")
-        command = [str(Path(sys.executable).parent / "spark-submit"), "jobs/compact.py"]
-        command += ["--root", str(table.storage.root), "--stream", table.name, *FLAGS]
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME")}
-        with self.log_path.open("wb") as log:
-            self._child = subprocess.Popen(
-                command, cwd=CLONE, env=kept, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def wait_begun(self) -> None:
-        """Return when Spark has begun to write."""
-        staging = self.table.path / "_staging"
-        wait_for(staging.exists, f"the rewrite ({self.log_path})", START_TIMEOUT_S)
-
-    def wait(self) -> int:
-        """The exit code."""
-        return self._child.wait(START_TIMEOUT_S)
-
-    def kill9(self) -> bool:
-        """End JVM and Python at once; False if they had ended before."""
-        is_alive = self._child.poll() is None
-        if is_alive:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait(START_TIMEOUT_S)
-        return is_alive
+        super().__init__("compact", table.storage.root, "--stream", table.name, *FLAGS)
 
 
 @pytest.fixture
