@@ -97,7 +97,7 @@ format: $(DEV) ## Rewrite the code in the project's style
 
 PYTEST = $(BIN)/python -m pytest --durations=15 $(ARGS)
 
-.PHONY: test test-unit test-property test-spark test-conformance test-crash test-faults
+.PHONY: test test-unit test-property test-spark test-conformance test-crash test-faults sim
 test: install fault-tools lint ## Everything: set-up, lint, then every test
 	$(PYTEST) tests
 test-unit: $(DEV) ## Tests without Spark, network or processes
@@ -110,6 +110,9 @@ test-conformance: $(DEV) $(NODE) ## The protocol's own suite against a real serv
 	$(PYTEST) tests/conformance
 test-crash: $(DEV) ## Torn files, failing stores, lost local state
 	$(PYTEST) tests/crash
+sim: $(DEV) ## Lives of the engine on a simulated disk (SECONDS=60; SEED=N replays one)
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --seconds $(or $(SECONDS),60) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 test-faults: install fault-tools ## Every fault, as often as it takes (an hour or more); writes docs/durability.md
 	code=0; BOTTOMLESS_FAULTS=long BOTTOMLESS_FAULTS_LEDGER=$(VENV)/faults.json \
 		$(PYTEST) tests/faults || code=$$?; \
