@@ -39,6 +39,7 @@ VERBS: Final[dict[str, str]] = {
     "bench": "bottomless.commands.bench",
     "ctx": "bottomless.commands.context_verbs",
     "token": "bottomless.tokens",
+    "top": "bottomless.commands.top",
     "version": "bottomless.commands.about",
 }
 

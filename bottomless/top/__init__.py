@@ -1,0 +1,1 @@
+"""`bottomless top`: samples of a server, folded into rates, shown on a terminal."""
