@@ -128,7 +128,7 @@ class AsyncMember:
     @property
     def position(self) -> str | None:
         """Behind the last value that was handed out, while its range is in work."""
-        return None if self._work is None else self._work.handed
+        return None if self._work is None else self._work.position
 
     async def next(self, timeout_s: float | None = None) -> Record | None:
         """The next value; those before it count as handled. None at the end, or where none came

@@ -22,7 +22,7 @@ class Work:
         self.range = held
         self.stream = stream
         self.handed: str | None = None
-        """Behind what was handed out last."""
+        """Behind what the program has in hand; None where it has nothing."""
         self.handled = held.at
         """Behind what the program is done with; the group is told."""
         self.was_seen = False
@@ -33,6 +33,11 @@ class Work:
         )
         self._is_loaded = False
         self._is_whole = False
+
+    @property
+    def position(self) -> str | None:
+        """Behind what was handed out last; None before."""
+        return self.handed or (self.handled if self.was_seen else None)
 
     @property
     def is_handled(self) -> bool:
