@@ -62,9 +62,7 @@ def append(  # noqa: PLR0913  (flags)
         typer.Option(
             "--input",
             "-i",
-            help="lines: one record each. jsonl: JSON lines, also for text (strings) and bytes"
-            " (base64). json: the elements of an array. csv: objects, named by the first row. raw:"
-            " text and JSON are one record, bytes are stored unchanged in pieces of 1 MiB.",
+            help="What a record is: see above.",
             show_default="lines, for bytes raw",
         ),
     ] = None,
@@ -88,6 +86,11 @@ def append(  # noqa: PLR0913  (flags)
 
     They go out in batches, and each is stored exactly once, in order, also over lost answers and a
     restart of the server. Prints the stream's tail when everything is durable.
+
+    --input says what a record is. lines: each line. jsonl: each line is JSON, also for text
+    (strings) and bytes (base64). json: each element of an array. csv: each row, as an object with
+    the names of the first one. raw: all of it, in the stream's own format; bytes are stored
+    unchanged, in pieces of 1 MiB.
     """
     if records and file is not None:
         raise typer.BadParameter("give records or --file, not both")

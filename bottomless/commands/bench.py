@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 app = verb_app()
 
 _JSON: Final = {"content-type": "application/json"}
-_PATIENCE_S: Final = 3.0
 _FRAME: Final = len('{"data":""}')
 
 
@@ -61,7 +60,7 @@ async def _run(
     stream = f"bench-{secrets.token_hex(8)}"
     record = b'{"data":"' + secrets.token_hex(size)[: size - _FRAME].encode() + b'"}'
     body = b"[" + b",".join([record] * batch) + b"]"
-    retry = Retry(give_up_s=_PATIENCE_S)
+    retry = Retry(give_up_s=server.wait_s)
     async with (
         AsyncClient(server.url, token=server.token, retry=retry) as client,
         Transport(server.url, token=server.token, retry=retry) as transport,

@@ -14,7 +14,7 @@ from bottomless.formats import Csv, Json, MessagePack, Ndjson, Text, format_of
 from bottomless.output import Format, csv_line, harmless, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from bottomless.consumer import Record
 
@@ -30,7 +30,7 @@ class Printer(Protocol):
     def begin(self) -> None:
         """Before the first record."""
 
-    def show(self, records: Sequence[Record]) -> None:
+    def show(self, records: Iterable[Record]) -> None:
         """Some records, at once."""
 
     def end(self) -> None:
@@ -112,7 +112,7 @@ class RawPrinter:
     def begin(self) -> None:
         """Nothing."""
 
-    def show(self, records: Sequence[Record]) -> None:
+    def show(self, records: Iterable[Record]) -> None:
         """As they were stored."""
         write(b"".join(map(self._values.raw, records)))
 
@@ -134,7 +134,7 @@ class JsonPrinter:
         if self._is_array:
             write(b"[")
 
-    def show(self, records: Sequence[Record]) -> None:
+    def show(self, records: Iterable[Record]) -> None:
         """A line for each."""
         lines = [self._line(record) for record in records]
         if self._is_array:
@@ -166,7 +166,7 @@ class CsvPrinter:
         """The names."""
         write(csv_line(COLUMNS))
 
-    def show(self, records: Sequence[Record]) -> None:
+    def show(self, records: Iterable[Record]) -> None:
         """A row for each."""
         rows = [(record.offset, time_of(record), self._values.text(record)) for record in records]
         write(b"".join(map(csv_line, rows)))
@@ -185,7 +185,7 @@ class TablePrinter:
         """The title."""
         self._print("OFFSET", "TIME", "DATA")
 
-    def show(self, records: Sequence[Record]) -> None:
+    def show(self, records: Iterable[Record]) -> None:
         """A line for each."""
         for record in records:
             self._print(record.offset, time_of(record), harmless(self._values.text(record)))

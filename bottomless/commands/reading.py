@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -11,6 +12,7 @@ from bottomless.commands.moments import moment_of, offset_of, start_of
 from bottomless.commands.registry import verb_app
 from bottomless.commands.server import Server, StreamArgument, find_stream, server_verb
 from bottomless.output import Format, FormatFlag, print_document
+from bottomless.positions import After, Newest, Since
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -87,7 +89,7 @@ def read(  # noqa: PLR0913  (flags)
     "tail",
     "bottomless tail orders",
     "bottomless tail orders -n 3 -o table",
-    "timeout -s INT 2 bottomless tail orders -f || true",
+    "bottomless tail orders -f",
 )
 def tail(
     server: Server,
@@ -100,8 +102,7 @@ def tail(
     """Show the last records; with -f, also what comes."""
     with server.connect() as client:
         reader = _Reader(client, stream, output, with_offsets=offsets)
-        start = start_of(f"newest:{limit}")
-        reader.print(start, limit=None if follow else limit, end=None, follow=follow)
+        reader.print_last(limit, follow=follow)
 
 
 @server_verb(app, "get", "bottomless get orders $(bottomless seek-time orders 1h)")
@@ -131,7 +132,7 @@ def get(
     app,
     "seek-time",
     "bottomless seek-time orders 1h",
-    "bottomless read orders --from $(bottomless seek-time orders 2026-11-17)",
+    "bottomless read orders --from $(bottomless seek-time orders 30d)",
 )
 def seek_time(
     server: Server,
@@ -146,7 +147,6 @@ def seek_time(
     """
     from bottomless.commands.printing import time_of
     from bottomless.errors import NotFound
-    from bottomless.positions import Since
 
     moment = moment_of(time)
     with server.connect() as client:
@@ -169,6 +169,7 @@ class _Reader:
         self._stream = stream
         # One that is not there is told at once: a consumer would wait for it.
         found = find_stream(client, stream)
+        self._tail = found.tail
         self._printer: Printer = printer_of(output, found.content_type, with_offsets=with_offsets)
 
     def print(self, start: Start, *, limit: int | None, end: str | None, follow: bool) -> int:
@@ -189,6 +190,23 @@ class _Reader:
             self._printer.end()
         return shown
 
+    def print_last(self, count: int, *, follow: bool) -> None:
+        """Show the last ones, and what comes."""
+        last: deque[Record] = deque(maxlen=count)
+        self._printer.begin()
+        try:
+            # So many stored records have as many values, or more: CSV packs them.
+            for page in self._pages(Newest(count), limit=None, follow=False):
+                last.extend(page)
+            if last:
+                self._printer.show(last)
+            if follow:
+                behind = last[-1].position if last else self._tail
+                for page in self._pages(After(behind), limit=None, follow=True):
+                    self._printer.show(page)
+        finally:
+            self._printer.end()
+
     def _pages(self, start: Start, *, limit: int | None, follow: bool) -> Generator[list[Record]]:
         if limit == 0:
             return
@@ -199,8 +217,6 @@ class _Reader:
 
 
 def _start(from_: str | None, since: str | None, after: str | None) -> Start:
-    from bottomless.positions import After, Since
-
     if sum(given is not None for given in (from_, since, after)) > 1:
         raise typer.BadParameter("give one of --from, --since and --after")
     if since is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from typer._click.core import Context
 
@@ -39,9 +40,19 @@ VERBS: Final[dict[str, str]] = {
     "bench": "bottomless.commands.bench",
     "ctx": "bottomless.commands.context_verbs",
     "token": "bottomless.tokens",
-    "top": "bottomless.commands.top",
     "version": "bottomless.commands.about",
+    "top": "bottomless.commands.top",
 }
+
+# How the list of verbs is divided; others come at its end.
+PANELS: Final = {
+    "Streams": ("create", "ls", "info", "settings", "trim", "fork", "close", "delete"),
+    "Records": ("append", "read", "tail", "get", "seek-time", "flux", "tap", "relay"),
+    "Server": ("serve", "token", "path", "top", "bench"),
+    "Jobs": ("compact", "index", "retain", "replay", "check", "maintain"),
+    "This program": ("ctx", "version"),
+}
+_PANEL_OF: Final = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 
 # What scripts may rely on; docs/cli.md shows it.
 EXIT_CODES: Final = {
@@ -80,9 +91,15 @@ class Examples(str):
         """As the help shows them."""
         # A square bracket would be markup.
         shown = [f"[dim]$[/] {line.replace('[', chr(92) + '[')}" for line in lines]
-        made = super().__new__(cls, "\n\n".join(["[bold]Examples[/]", *shown]))
+        made = super().__new__(cls, "\n".join(["[bold]Examples[/]", *shown]))
         made.lines = lines
         return made
+
+
+def help_of(function: Callable[..., None]) -> str:
+    """A docstring without its line ends: a terminal has its own width."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 class VerbGroup(TyperGroup):
@@ -90,8 +107,10 @@ class VerbGroup(TyperGroup):
 
     @override
     def list_commands(self, ctx: Context) -> list[str]:
-        """All verbs, in their order."""
-        return [*self.commands, *(verb for verb in VERBS if verb not in self.commands)]
+        """All verbs, panel by panel."""
+        known = [*self.commands, *(verb for verb in VERBS if verb not in self.commands)]
+        placed = [verb for verb in _PANEL_OF if verb in known]
+        return [*placed, *(verb for verb in known if verb not in _PANEL_OF)]
 
     @override
     def get_command(self, ctx: Context, cmd_name: str) -> Any:
@@ -100,7 +119,10 @@ class VerbGroup(TyperGroup):
             module = importlib.import_module(VERBS[cmd_name])
             group = typer.main.get_group(module.app)
             self.add_command(group.commands[cmd_name], cmd_name)
-        return self.commands.get(cmd_name)
+        command: Any = self.commands.get(cmd_name)
+        if command is not None:
+            command.rich_help_panel = _PANEL_OF.get(cmd_name)
+        return command
 
     @override
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[Any, Any, list[str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bottomless.commands.registry import Examples
+from bottomless.commands.registry import Examples, help_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:4437"
 # Long enough for a restart, short enough for somebody who mistyped the address.
-_PATIENCE_S: Final = 3.0
+_WAIT_S: Final = 3.0
 _COMPLETION_S: Final = 1.0
 _COMPLETIONS: Final = 50
 _PANEL: Final = "Server"
@@ -55,7 +55,22 @@ ContextName = Annotated[
         show_default=False,
     ),
 ]
-_FLAGS: Final = {"server": Url, "token": Token, "context": ContextName}
+Wait = Annotated[
+    float,
+    typer.Option(
+        envvar="BOTTOMLESS_WAIT",
+        min=0,
+        metavar="SECONDS",
+        help="How long to try to reach it.",
+        rich_help_panel=_PANEL,
+    ),
+]
+_FLAGS: Final = {
+    "server": (Url, None),
+    "token": (Token, None),
+    "context": (ContextName, None),
+    "wait": (Wait, _WAIT_S),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +79,14 @@ class Server:
 
     url: str
     token: str | None = None
+    wait_s: float = _WAIT_S
 
-    def connect(self, *, patience_s: float = _PATIENCE_S, timeout_s: float = 30.0) -> Client:
-        """A client that tries so long to reach it."""
+    def connect(self, *, patience_s: float = 0.0, timeout_s: float = 30.0) -> Client:
+        """A client that tries so long to reach it, or as long as the user wants it to."""
         from bottomless.backoff import Retry
         from bottomless.blocking import Client
 
-        retry = Retry(give_up_s=patience_s)
+        retry = Retry(give_up_s=max(self.wait_s, patience_s))
         return Client(self.url, token=self.token, timeout_s=timeout_s, retry=retry)
 
 
@@ -99,9 +115,9 @@ def server_verb(
         _, *own = signature.parameters.values()
         flags = [
             inspect.Parameter(
-                flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+                flag, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
             )
-            for flag, annotation in _FLAGS.items()
+            for flag, (annotation, default) in _FLAGS.items()
         ]
         asked = inspect.Parameter(
             "typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
@@ -117,7 +133,7 @@ def server_verb(
         run.__annotations__ = {}
         shown = [*(keyword_only(parameter) for parameter in own), *flags, asked]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-        app.command(name, epilog=Examples(*lines), **how)(run)
+        app.command(name, help=help_of(function), epilog=Examples(*lines), **how)(run)
         return function
 
     return add
@@ -134,8 +150,8 @@ def complete_stream(ctx: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(Exception):
         from itertools import islice
 
-        server = _server_of(ctx, **told)
-        with server.connect(patience_s=0.0, timeout_s=_COMPLETION_S) as client:
+        server = replace(_server_of(ctx, **told), wait_s=0.0)
+        with server.connect(timeout_s=_COMPLETION_S) as client:
             return [row.name for row in islice(client.streams(incomplete), _COMPLETIONS)]
     return []
 
@@ -162,7 +178,12 @@ StreamArgument = Annotated[
 
 
 def _server_of(
-    asked: typer.Context, server: str | None, token: str | None, context: str | None
+    asked: typer.Context,
+    *,
+    server: str | None,
+    token: str | None,
+    context: str | None,
+    wait: float | None,
 ) -> Server:
     if _is_typed(asked, "context"):
         if _is_typed(asked, "server"):
@@ -170,7 +191,8 @@ def _server_of(
         # What is typed wins over the environment.
         server = None
         token = token if _is_typed(asked, "token") else None
-    return find_server(server, token, context)
+    found = find_server(server, token, context)
+    return found if wait is None else replace(found, wait_s=wait)
 
 
 def _is_typed(asked: typer.Context, flag: str) -> bool:

@@ -123,6 +123,7 @@ def info(server: Server, stream: StreamArgument, output: FormatFlag = Format.TAB
 def close(server: Server, stream: StreamArgument) -> None:
     """Close a stream: its readers come to an end, and nothing is added any more."""
     with server.connect() as client:
+        find_stream(client, stream)
         client.close(stream)
     say(f"{stream}: closed")
 
@@ -137,8 +138,8 @@ def delete(
 ) -> None:
     """Delete a stream with everything in it. On a terminal it wants to see the name typed again."""
     with server.connect() as client:
+        found = find_stream(client, stream)
         if not yes:
-            found = find_stream(client, stream)
             _confirm(f"{stream} ({found.content_type}) and all its records will be gone.", stream)
         client.delete(stream)
     say(f"{stream}: deleted")
@@ -176,15 +177,25 @@ def describe(client: Client, stream: str) -> dict[str, Any]:
         "tail": found.tail.replace("_", ""),
         "closed": found.is_closed,
     }
-    # Of all names that begin so this one is the first.
-    row = next(client.streams(stream), None)
-    if row is not None and row.name == stream:
-        listed = next(_listed(iter([row])))
+    listed = _row_of(client, stream)
+    if listed is not None:
         document |= {key: listed[key] for key in _SIZES if key in listed}
         document |= {key: listed[key] for key in _RARE if listed.get(key) is not None}
     settings = client.settings(stream)
     document["own"], document["in_force"] = settings["own"], settings["in_force"]
     return document
+
+
+def _row_of(client: Client, stream: str) -> dict[str, Any] | None:
+    """Its row in the list, which not every token may see."""
+    from bottomless.errors import NotAllowed
+
+    try:
+        # Of all names that begin so this one is the first.
+        row = next(client.streams(stream), None)
+    except NotAllowed:
+        return None
+    return next(_listed(iter([row]))) if row is not None and row.name == stream else None
 
 
 def _listed(rows: Iterator[ListedStream]) -> Iterator[dict[str, Any]]:
