@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = verb_app()
 
 # A server that reads its tables for the first time needs a moment.
-_PATIENCE_S: Final = 15.0
+_TIMEOUT_S: Final = 15.0
 
 
 @server_verb(
@@ -73,22 +73,34 @@ def top(  # noqa: PLR0913  (its flags)
     controls = Controls(
         sort=find_sort_key(sort), reverse=reverse, name_filter=filter_, rows_max=rows
     )
-    is_screen = sys.stdin.isatty() and sys.stdout.isatty() and output is Format.TABLE
-    code = asyncio.run(
-        _watch(server, controls, interval, limit, None if is_screen and not once else output)
-    )
+    has_screen = not once and output is Format.TABLE and _has_terminal()
+    code = asyncio.run(_watch(server, controls, interval, limit, None if has_screen else output))
     raise typer.Exit(code)
+
+
+def _has_terminal() -> bool:
+    """One that can be drawn on."""
+    from rich.console import Console
+
+    return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 async def _watch(
     server: Server, controls: Controls, interval_s: float, limit: int, output: Format | None
 ) -> int:
+    from bottomless.backoff import Retry
     from bottomless.top.once import look_once, print_board
     from bottomless.top.sampling import Sampler
     from bottomless.transport import Transport
 
-    async with Transport(server.url, token=server.token, timeout_s=_PATIENCE_S) as transport:
-        sampler = Sampler(transport, limit=limit)
+    async with Transport(
+        server.url,
+        token=server.token,
+        timeout_s=_TIMEOUT_S,
+        retry=Retry(give_up_s=server.wait_s),
+    ) as transport:
+        # The screen says that there is no answer, and asks again; a script waits.
+        sampler = Sampler(transport, limit=limit, is_patient=output is not None)
         if output is not None:
             board = await look_once(sampler, controls.name_filter, interval_s)
             print_board(board, controls, output)

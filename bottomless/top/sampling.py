@@ -29,17 +29,17 @@ class Page(msgspec.Struct):
 
 
 class Sampler:
-    """Looks at a server when asked to; never tries again by itself."""
+    """Looks at a server when asked to. One that is patient tries again, as its transport says."""
 
-    def __init__(self, transport: Transport, *, limit: int) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, *, limit: int, is_patient: bool = False) -> None:
+        self._get = transport.call if is_patient else transport.once
         self._limit = limit
 
     async def look(self, name_filter: str) -> Sample:
         """The streams that match and were appended to last; raises where there is no answer."""
-        measured = await self._transport.once("GET", "/metrics")
+        measured = await self._get("GET", "/metrics")
         params = {"order": "newest", "limit": str(self._limit), **query_of(name_filter)}
-        response = await self._transport.once("GET", "/v1/streams", params=params)
+        response = await self._get("GET", "/v1/streams", params=params)
         at_s = time.monotonic()
         try:
             page = msgspec.json.decode(response.content, type=Page)
