@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -48,7 +48,7 @@ def trim_point(text: str) -> str:
         raise ValueError("write an offset, or a time like 2026-11-17T14:00:00Z") from error
     # An offset begins with the time of its flush in ms: a moment is the place before the records
     # of that ms (docs/format.md).
-    return f"{max(0, int(since_epoch.total_seconds() * 1000)):016d}{0:016d}"
+    return f"{max(0, since_epoch // timedelta(milliseconds=1)):016d}{0:016d}"
 
 
 TrimPoint = Annotated[str, AfterValidator(trim_point)]
