@@ -91,6 +91,8 @@ class AsyncConsumer:
         self._ready: deque[Record] = deque()
         self._format: Format | None = None
         self._is_closed = False
+        self.has_ended = False
+        """Nothing more comes; `fill` was not only out of time."""
         # A reader has nothing better to do than to wait for its server.
         self._retry: Retry = replace(transport.retry, give_up_s=math.inf)
 
@@ -146,6 +148,7 @@ class AsyncConsumer:
         while not self._ready:
             wait_s = min(_POLL_S, max(0.0, deadline - now_s())) if self.follow else 0.0
             if self._is_closed or not await self._read(wait_s, backoff):
+                self.has_ended = True
                 return False
             if not self._ready and now_s() >= deadline:
                 return False
@@ -167,7 +170,7 @@ class AsyncConsumer:
         """Go on from there."""
         self._ready.clear()
         self._start, self._place, self._since, self._behind = start, None, None, None
-        self._is_closed = False
+        self._is_closed = self.has_ended = False
 
     async def _read(self, wait_s: float, backoff: Backoff) -> bool:
         """One request; False where the stream has ended, or this consumer does not follow it."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from bottomless.positions import Start
 
-JSON: Final = "application/json"
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 

@@ -80,6 +80,9 @@ class SinkDelivery:
                 self._done(batch)
         finally:
             self._task = None
+            if self._queue and self.error is None:
+                # Cancelled, or something unexpected: nothing may look as if it was stored.
+                self.error = Unavailable("the delivery has ended before everything was stored")
             while self._queue:
                 batch, _ = self._queue.popleft()
                 batch.error = Unavailable("the producer was stopped before this was delivered")

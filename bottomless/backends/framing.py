@@ -6,13 +6,17 @@ MessagePack: its objects. Everything else has no marks: the bytes as they come.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from bottomless.errors import DataDamaged, InvalidRequest
 from bottomless.formats import end_of_object, format_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JSON: Final = "application/json"
 Piece = tuple[bytes, int]
 """A record, and how many bytes of the medium it and what is before it take."""
 
@@ -29,7 +33,7 @@ _check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 def type_of_ending(ending: str) -> str:
     """The content type of a file by the ending of its name; JSON where it has none of these."""
-    return _BY_ENDING.get(ending.lower(), "application/json")
+    return _BY_ENDING.get(ending.lower(), JSON)
 
 
 class Framing(Protocol):
@@ -38,6 +42,8 @@ class Framing(Protocol):
     altered: int
     """Records that are not the medium's bytes, and white space that is in no record."""
     by_lines: bool
+    keeps_ends: bool
+    """Line ends are part of the records."""
 
     def feed(self, data: bytes) -> list[Piece]:
         """More bytes; returns the records that are whole now."""
@@ -49,11 +55,11 @@ class Framing(Protocol):
         """The bytes to write for a record."""
 
 
-def framing_of(content_type: str) -> Framing:
-    """The framing of a content type."""
+def framing_of(content_type: str, refused: Callable[[DataDamaged], None] | None = None) -> Framing:
+    """The framing of a content type. A line that is no JSON goes to ``refused``, or is raised."""
     kinds = format_of(content_type).content_types
-    if "application/json" in kinds:
-        return Lines(is_json=True)
+    if JSON in kinds:
+        return Lines(is_json=True, refused=refused)
     if "text/plain" in kinds:
         return Lines()
     if "application/x-ndjson" in kinds:
@@ -99,10 +105,14 @@ class Lines:
     """A record is a line without its end; blank lines are none."""
 
     by_lines = True
+    keeps_ends = False
 
-    def __init__(self, *, is_json: bool = False) -> None:
+    def __init__(
+        self, *, is_json: bool = False, refused: Callable[[DataDamaged], None] | None = None
+    ) -> None:
         self._lines = _Splitter()
         self._is_json = is_json
+        self._refused = refused
         self._number = 0
         self._passed = 0
         self.altered = 0
@@ -134,23 +144,36 @@ class Lines:
         self._passed += size
         record = b""
         if line.strip():
-            record = _json_line(line, self._number) if self._is_json else line
+            record = self._json(line) if self._is_json else line
         if len(record) != len(line) or not record:
             self.altered += 1
         if record:
             found.append((record, self._passed))
             self._passed = 0
 
+    def _json(self, line: bytes) -> bytes:
+        try:
+            return check_json(line, f"line {self._number}")
+        except DataDamaged as error:
+            if self._refused is None:
+                raise
+            self._refused(error)
+            return b""
 
-def _json_line(line: bytes, number: int) -> bytes:
+
+def check_json(data: bytes, where: str) -> bytes:
+    """One JSON value without the white space around it. Nobody else looks: what is not one value
+    would become two records, or spoil the whole batch.
+    """
     try:
-        _check_json(line)
-    except msgspec.DecodeError as error:
+        _check_json(data)
+        data.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataDamaged(
-            f"line {number} is not JSON: {error}: {_shown(line)}",
-            hint="Say --content-type where it is of another type.",
+            f"{where} is not JSON: {error}: {_shown(data)}",
+            hint="Say --type text, or another type, where it is something else.",
         ) from error
-    return line.strip(b" \t\r\n")
+    return data.strip(b" \t\r\n")
 
 
 def _shown(line: bytes) -> str:
@@ -162,6 +185,7 @@ class Rows:
     """A record is a line with its end; in CSV a line end between quotes is part of the row."""
 
     by_lines = True
+    keeps_ends = True
 
     def __init__(self, *, quotes: bool = False) -> None:
         self._lines = _Splitter()
@@ -212,6 +236,7 @@ class Objects:
     """A record is a MessagePack object."""
 
     by_lines = False
+    keeps_ends = False
 
     def __init__(self) -> None:
         self._rest = b""
@@ -247,6 +272,7 @@ class Chunks:
     """The bytes as they come."""
 
     by_lines = False
+    keeps_ends = False
     altered = 0
 
     def feed(self, data: bytes) -> list[Piece]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from bottomless.backends.base import JSON, Message, refuse_start, since_ms
+from bottomless.backends.base import Message, refuse_start, since_ms
+from bottomless.backends.framing import JSON
 from bottomless.errors import BottomlessError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from bottomless.positions import After, Newest, Since
 

@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from bottomless.backends.base import JSON, Message, refuse_start, since_ms
+from bottomless.backends.base import Message, refuse_start, since_ms
+from bottomless.backends.framing import JSON
 from bottomless.errors import (
     BottomlessError,
     Conflict,

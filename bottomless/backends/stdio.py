@@ -7,8 +7,8 @@ import os
 import select
 from typing import TYPE_CHECKING, Final
 
-from bottomless.backends.base import JSON, Message, Stamped, now_ms, refuse_start
-from bottomless.backends.framing import Lines
+from bottomless.backends.base import Message, Stamped, now_ms, refuse_start
+from bottomless.backends.framing import JSON, Lines
 from bottomless.backends.lines import Line, format_line, parse_line
 from bottomless.backends.ss import END_OF_STREAM, INTERNAL_KEY, check_key, is_key
 from bottomless.errors import BottomlessError, DataDamaged, InvalidRequest
@@ -177,8 +177,8 @@ def write_whole(fd: int, data: bytes) -> None:
     try:
         while left:
             left = left[os.write(fd, left) :]
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        raise BottomlessError("nobody reads the output any more") from error
     except OSError as error:
         raise BottomlessError(f"the output cannot be written: {error.strerror}") from error
 
