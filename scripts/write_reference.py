@@ -1,4 +1,5 @@
-"""Writes what is generated from the code: docs/settings.md, docs/metrics.md, conf/bottomless.toml.
+"""Writes what is generated from the code: the pages on settings, metrics and the command line, and
+conf/bottomless.toml.
 
 With --check it changes nothing and fails if one of them is out of date.
 """
@@ -11,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli_reference import cli_page
 from pydantic import BaseModel, SecretStr
 
 from api.settings import Settings
@@ -30,6 +32,7 @@ def main() -> int:
     wanted = {
         "docs/settings.md": settings_page(),
         "docs/metrics.md": metrics_page(),
+        "docs/cli.md": cli_page(NOTE.format(source="the commands in `bottomless/`")),
         "conf/bottomless.toml": settings_file(),
     }
     stale = [name for name, text in wanted.items() if read(ROOT / name) != text]

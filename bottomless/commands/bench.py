@@ -30,7 +30,7 @@ _FRAME: Final = len('{"data":""}')
     app,
     "bench",
     "bottomless bench --seconds 1",
-    "bottomless bench --writers 4 --batch 100 --bytes 200 --seconds 1 -o json",
+    "bottomless bench --writers 4 --batch 1 --bytes 1000 --seconds 0.5 -o json",
 )
 def bench(
     server: Server,

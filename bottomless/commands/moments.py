@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from bottomless.errors import InvalidRequest
@@ -51,13 +51,14 @@ def start_of(text: str) -> Start:
 
 
 def moment_of(text: str) -> datetime | str:
-    """A time (in local time where it has no zone), or an age, as `Since` takes it."""
+    """A time (UTC where it has no zone, as everywhere here), or an age, as `Since` takes it."""
     if _AGE.fullmatch(text):
         return text
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError) as error:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
         raise InvalidRequest(f"{text!r} is no place in a stream", hint=_WANTED) from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def offset_of(text: str) -> str:
