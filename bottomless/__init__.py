@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     )
     from bottomless.formats import register_format
     from bottomless.group import GroupInfo
-    from bottomless.member import AsyncMember, MemberOptions
+    from bottomless.member import AsyncMember
+    from bottomless.membership import MemberOptions
     from bottomless.positions import After, Newest, Since
     from bottomless.producer import AsyncProducer
     from bottomless.resumable import AsyncResumable, ResumableOptions
@@ -109,7 +110,8 @@ _HOMES: Final = {
     ),
     **dict.fromkeys(("register_format",), "bottomless.formats"),
     **dict.fromkeys(("GroupInfo",), "bottomless.group"),
-    **dict.fromkeys(("AsyncMember", "MemberOptions"), "bottomless.member"),
+    **dict.fromkeys(("AsyncMember",), "bottomless.member"),
+    **dict.fromkeys(("MemberOptions",), "bottomless.membership"),
     **dict.fromkeys(("After", "Newest", "Since"), "bottomless.positions"),
     **dict.fromkeys(("AsyncProducer",), "bottomless.producer"),
     **dict.fromkeys(("AsyncResumable", "ResumableOptions"), "bottomless.resumable"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from bottomless.errors import InvalidRequest, NotAllowed, NotFound
+from bottomless.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from bottomless.positions import START, After, before, parse_start
 
 if TYPE_CHECKING:
@@ -62,7 +62,13 @@ def checked_name(name: str) -> str:
 
 async def make(client: AsyncClient, stream: str) -> None:
     """Make such a stream where it is missing."""
-    if await client.create(stream):
+    try:
+        found = (await client.info(stream)).content_type
+    except NotFound:
+        found = ""
+    if found and not found.startswith("application/json"):
+        raise Conflict(f"{stream} is there already, and is {found}", hint="Delete it first.")
+    if not found and await client.create(stream):
         # Without the right to change settings it only takes more room.
         with contextlib.suppress(NotAllowed, NotFound):
             await client.settings(stream, **_SETTINGS)

@@ -17,7 +17,8 @@ from bottomless.delivery import Delivery, ProducerOptions
 from bottomless.errors import DataDamaged, InvalidRequest, NotFound
 from bottomless.formats import format_of
 from bottomless.group import group_info
-from bottomless.member import AsyncMember, MemberOptions
+from bottomless.member import AsyncMember
+from bottomless.membership import MemberOptions
 from bottomless.producer import AsyncProducer
 from bottomless.resumable import AsyncResumable, ResumableOptions
 from bottomless.transport import Transport, stream_path

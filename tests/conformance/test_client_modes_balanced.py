@@ -164,15 +164,20 @@ def test_balanced_member_takes_over_from_one_that_is_silent(
     one = client.balanced(stream, "team", lease_s=0.4, range_records=50)
     assert take(one, 10) == list(range(10))
     # From here on it is dead, though it does not know.
-    one._portal.call(one._member._stop_beats())
+    one._portal.call(one._member._seat.stop_beats())
     two = client.balanced(stream, "team", lease_s=0.4, range_records=50)
     assert take(two, 50) == list(range(50, 100))
     rest = take(two, 50)
     assert rest in [list(range(first, 50)) for first in range(10)]
     before = two.info()
+    assert before.handled == 50
     with pytest.raises(Fenced, match="went to other members"):
         one.commit()
-    assert two.info().done == before.done
+    after = two.info()
+    assert [(member.name, member.range is not None) for member in after.members] == [
+        (two.name, True)
+    ]
+    assert after.handled == before.handled, "two has it, and has not said yet that it is done"
     assert one.next(timeout_s=0.5) is None, "it is a member again, and there is nothing left"
     assert two.next(timeout_s=0) is None
     client.append(stream, 100)
