@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from bottomless.errors import BottomlessError, Conflict, InvalidRequest
@@ -23,7 +24,8 @@ class AppendFile:
             self._file: FileIO = path.open("a+b", buffering=0)
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
-        self._is_plain = self._file.seekable()
+        # Pipes have no places; devices say that they have, and do not.
+        self._is_plain = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         self._is_torn = False
         self.size = self._file.seek(0, os.SEEK_END) if self._is_plain else 0
         # Pipes, devices and some network file systems have no locks.

@@ -46,6 +46,7 @@ class BackendClient:
         self._backend: Backend = getattr(importlib.import_module(module), name)(url)
         self._retry = retry or Retry()
         self._scheme = scheme
+        self._reading: set[SourceConsumer] = set()
         self.url = url
 
     async def __aenter__(self) -> Self:
@@ -60,7 +61,9 @@ class BackendClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Give the connections back."""
+        """Give back what its consumers hold, and the connections."""
+        for consumer in list(self._reading):
+            await consumer.close()
         await self._backend.close()
 
     def content_type(self, stream: str = "") -> str:
@@ -103,9 +106,11 @@ class BackendClient:
         content_type = content_type or self._backend.content_type(stream)
         source = self._backend.source(stream, content_type)
         format_ = format_of(content_type) if decode else None
-        return SourceConsumer(
-            source, format_, start, follow=follow, stream=stream, retry=self._retry
+        consumer = SourceConsumer(
+            source, format_, start, follow=follow, retry=self._retry, open_=self._reading
         )
+        consumer.stream = stream
+        return consumer
 
     async def append(self, stream: str, *values: Value, ack: str | None = None) -> str | None:
         """Store values, and return when they are stored."""

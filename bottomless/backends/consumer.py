@@ -36,10 +36,13 @@ class SourceConsumer:
         start: Start,
         *,
         follow: bool,
-        stream: str = "",
         retry: Retry | None = None,
+        open_: set[SourceConsumer] | None = None,
     ) -> None:
-        self.stream = stream
+        self.stream = ""
+        """Its name, for messages."""
+        self._open: set[SourceConsumer] = set() if open_ is None else open_
+        """Those of its client that hold something."""
         self.follow = follow
         self.source = source
         self._format = format_
@@ -51,6 +54,8 @@ class SourceConsumer:
         self._behind: str | None = None
         self._ready: deque[Message] = deque()
         self._is_closed = False
+        self.has_ended = False
+        """Nothing more comes; `fill` was not only out of time."""
         self._retry = retry or Retry()
 
     async def __aenter__(self) -> Self:
@@ -74,10 +79,10 @@ class SourceConsumer:
         return record
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading. May be called twice."""
         self._ready.clear()
         self._is_closed = True
-        await self.source.close()
+        await self._release()
 
     @property
     def position(self) -> str | None:
@@ -116,7 +121,7 @@ class SourceConsumer:
         now_s = asyncio.get_running_loop().time
         deadline = math.inf if timeout_s is None else now_s() + timeout_s
         while not self._ready:
-            if self._is_closed:
+            if self._is_closed or self.has_ended:
                 return False
             try:
                 if not self._has_begun:
@@ -130,6 +135,8 @@ class SourceConsumer:
             backoff.reset()
             self._has_read = True
             if found is None:
+                self.has_ended = True
+                await self._release()
                 return False
             self._add(found, place)
             if not self._ready and now_s() >= deadline:
@@ -144,7 +151,11 @@ class SourceConsumer:
         """Go on from there."""
         self._ready.clear()
         self._start, self._has_begun, self._behind, self._skip = start, False, None, 0
-        self._is_closed = False
+        self._is_closed = self.has_ended = False
+
+    async def _release(self) -> None:
+        await self.source.close()
+        self._open.discard(self)
 
     async def _begin(self) -> None:
         start = start_of(self._start)
@@ -157,6 +168,7 @@ class SourceConsumer:
                     raise InvalidRequest(f"{start.position!r} is no position to begin at")
                 skip = int(inside)
             start = After(place) if place else "beginning"
+        self._open.add(self)
         await self.source.begin(start)
         self._skip = skip
         self._has_begun = True

@@ -60,7 +60,7 @@ class FileBackend:
         path, key = self._place(stream)
         if path.suffix == ".ss":
             return await SsSink.open(path, key)
-        if path != self._path and path.parent != self._path and self._path.is_dir():
+        if self._path in path.parents and self._path.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
         return await FileSink.open(path, content_type)
 
@@ -69,16 +69,23 @@ class FileBackend:
 
     def _place(self, stream: str) -> tuple[Path, str]:
         """The file, and in .ss the key."""
-        parts = self._path.parts
-        for index, part in enumerate(parts):
-            if part.endswith(".ss") and not Path(*parts[: index + 1]).is_dir():
-                return Path(*parts[: index + 1]), stream or "/".join(parts[index + 1 :])
-        if stream and not self._path.is_file() and (self._path.is_dir() or not self._path.suffix):
-            names = Path(stream)
-            if names.is_absolute() or ".." in names.parts:
-                raise InvalidRequest(f"{stream!r} leads out of {self._path}")
-            return self._path / names, ""
-        return self._path, ""
+        path, key = _split(self._path)
+        if key or (path.suffix == ".ss" and not path.is_dir()):
+            return path, stream or key
+        if not stream or path.is_file() or (path.suffix and not path.is_dir()):
+            return path, ""
+        if stream.startswith("/") or ".." in Path(stream).parts:
+            raise InvalidRequest(f"{stream!r} leads out of {path}")
+        return _split(path / stream)
+
+
+def _split(path: Path) -> tuple[Path, str]:
+    """What is behind a .ss file is the key."""
+    for index, part in enumerate(path.parts, 1):
+        file = Path(*path.parts[:index])
+        if part.endswith(".ss") and not file.is_dir():
+            return file, "/".join(path.parts[index:])
+    return path, ""
 
 
 class FileSource:

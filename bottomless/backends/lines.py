@@ -64,8 +64,8 @@ def format_line(line: Line) -> bytes:
 
 def time_text(at_ms: int) -> str:
     """As SeaStreamer writes it: UTC, with ms."""
-    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
-    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    moment = datetime.fromtimestamp(at_ms // 1000, UTC).replace(tzinfo=None)
+    return f"{moment.isoformat()}.{at_ms % 1000:03}"
 
 
 def _time_ms(text: str) -> int | None:

@@ -223,7 +223,7 @@ async def _asked(work: Awaitable[Any], key: str) -> Answer:
     except (TimeoutError, exceptions.ConnectionError, exceptions.TimeoutError) as error:
         raise Unavailable(f"no answer from Redis: {error}") from error
     except exceptions.ResponseError as error:
-        if str(error).startswith("WRONGTYPE"):
+        if "WRONGTYPE" in str(error):
             raise Conflict(f"{key!r} is not a stream in Redis: {error}") from error
         raise BottomlessError(f"Redis: {error}") from error
     except exceptions.RedisError as error:
