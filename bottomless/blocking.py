@@ -61,9 +61,9 @@ class Client:
         """Type, tail and whether it is closed."""
         return self._portal.call(self._client.info(stream))
 
-    def streams(self, prefix: str = "") -> Iterator[ListedStream]:
+    def streams(self, prefix: str = "", *, page: int = 1000) -> Iterator[ListedStream]:
         """All streams, or those whose names begin so."""
-        rows = self._client.streams(prefix)
+        rows = self._client.streams(prefix, page=page)
         while (row := self._portal.call(anext(rows, None))) is not None:
             yield row
 

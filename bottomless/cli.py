@@ -20,9 +20,25 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(version("bottomless"))
+        raise typer.Exit
+
+
 @app.callback()
-def bottomless() -> None:
-    """Keep the verbs below one command, also while there are few of them."""
+def bottomless(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Durable streams that are Delta tables."""
+    del version
 
 
 @app.command()

@@ -143,20 +143,22 @@ class AsyncClient:
             headers.get("stream-closed") == "true",
         )
 
-    async def streams(self, prefix: str = "") -> AsyncIterator[ListedStream]:
-        """All streams, or those whose names begin so, in the order of their names."""
-        params = {"prefix": prefix, "limit": "1000"}
+    async def streams(self, prefix: str = "", *, page: int = 1000) -> AsyncIterator[ListedStream]:
+        """All streams, or those whose names begin so, in the order of their names; asked for so
+        many at a time.
+        """
+        params = {"prefix": prefix, "limit": str(page)}
         while True:
             response = await self._transport.call("GET", "/v1/streams", params=params)
             try:
-                page = msgspec.json.decode(response.content, type=_ListPage)
+                found = msgspec.json.decode(response.content, type=_ListPage)
             except msgspec.DecodeError as error:
                 raise DataDamaged(f"the list of streams cannot be read: {error}") from error
-            for stream in page.streams:
+            for stream in found.streams:
                 yield stream
-            if page.next is None:
+            if found.next is None:
                 return
-            params["after"] = page.next
+            params["after"] = found.next
 
     async def append(self, stream: str, *values: Value, ack: str | None = None) -> str | None:
         """Store values, in one step and once; returns the stream's tail after them. Answered when

@@ -90,7 +90,7 @@ def append(  # noqa: PLR0913  (flags)
     --input says what a record is. lines: each line. jsonl: each line is JSON, also for text
     (strings) and bytes (base64). json: each element of an array. csv: each row, as an object with
     the names of the first one. raw: all of it, in the stream's own format; bytes are stored
-    unchanged, in pieces of 1 MiB.
+    unchanged, in pieces of 1 MiB. Put -- before a record that begins with a dash.
     """
     if records and file is not None:
         raise typer.BadParameter("give records or --file, not both")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 app = verb_app()
 
 _PAGE: Final = 2000
+_STALL_S: Final = 5.0
 
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most so many records.")]
 Follow = Annotated[
@@ -212,8 +214,16 @@ class _Reader:
             return
         page = _PAGE if limit is None else min(limit, _PAGE)
         with self._client.consumer(self._stream, start, follow=follow, page=page) as consumer:
-            while (record := consumer.next()) is not None:
-                yield [record, *consumer.take()]
+            while True:
+                begin_s = monotonic()
+                # A consumer waits for a server that has gone for as long as it takes.
+                record = consumer.next(None if follow else _STALL_S)
+                if record is not None:
+                    yield [record, *consumer.take()]
+                elif follow or monotonic() - begin_s < _STALL_S:
+                    return
+                else:
+                    find_stream(self._client, self._stream)
 
 
 def _start(from_: str | None, since: str | None, after: str | None) -> Start:

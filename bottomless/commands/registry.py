@@ -154,12 +154,21 @@ def exit_codes() -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from error
+    except UnicodeEncodeError as error:
+        # The shell hands on any bytes.
+        say_error(f"{error.object!r} is not UTF-8")
+        raise typer.Exit(2) from error
     except Exception as error:
         code = exit_code(error)
         if code is None:
             raise
-        typer.echo(f"bottomless: {error}", err=True)
+        say_error(str(error))
         raise typer.Exit(code) from error
+
+
+def say_error(text: str) -> None:
+    """Why the program ends."""
+    typer.echo(f"bottomless: {text}", err=True)
 
 
 def exit_code(error: Exception) -> int | None:

@@ -152,7 +152,10 @@ def complete_stream(ctx: typer.Context, incomplete: str) -> list[str]:
 
         server = replace(_server_of(ctx, **told), wait_s=0.0)
         with server.connect(timeout_s=_COMPLETION_S) as client:
-            return [row.name for row in islice(client.streams(incomplete), _COMPLETIONS)]
+            return [
+                row.name
+                for row in islice(client.streams(incomplete, page=_COMPLETIONS), _COMPLETIONS)
+            ]
     return []
 
 

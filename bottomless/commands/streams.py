@@ -30,6 +30,7 @@ TYPES: Final = {
     "text": "text/plain; charset=utf-8",
     "binary": "application/octet-stream",
 }
+_PAGE: Final = 1000
 _COLUMNS: Final = ("name", "content_type", "records", "bytes", "files", "last_append", "closed")
 _SIZES: Final = (
     *("records", "bytes", "files", "last_append"),
@@ -101,8 +102,9 @@ def list_streams(
 ) -> None:
     """List streams, in the order of their names."""
     with server.connect() as client:
-        # The server filters and pages; what is not shown is not asked for.
-        rows = islice(client.streams(prefix), limit)
+        # The server filters and cuts the pages; what is not shown is not asked for.
+        page = _PAGE if limit is None else max(1, min(limit, _PAGE))
+        rows = islice(client.streams(prefix, page=page), limit)
         print_rows(_listed(rows), output, _COLUMNS, name="name")
 
 
@@ -192,7 +194,7 @@ def _row_of(client: Client, stream: str) -> dict[str, Any] | None:
 
     try:
         # Of all names that begin so this one is the first.
-        row = next(client.streams(stream), None)
+        row = next(client.streams(stream, page=1), None)
     except NotAllowed:
         return None
     return next(_listed(iter([row]))) if row is not None and row.name == stream else None

@@ -162,6 +162,28 @@ def test_cli_append_goes_on_over_a_crash_of_the_server(tmp_path: Path, path: str
         assert Cli(tmp_path, server.url).ok("read", "s").out.splitlines() == lines
 
 
+def test_cli_read_ends_with_5_when_the_server_goes_away(tmp_path: Path, path: str):
+    """One that follows waits for it; one that reads what is there does not, for long."""
+    with ServerProcess.start(tmp_path / "root") as server:
+        cli = Cli(tmp_path, server.url)
+        cli.ok("append", "s", stdin=b"".join(b"%d\n" % number for number in range(30_000)))
+        environment = child_environment({"BOTTOMLESS_SERVER": server.url, "PATH": path})
+        with subprocess.Popen(
+            ["bottomless", "read", "s", "--wait", "0"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            # The pipe is full and the command waits: most of it is still on the server.
+            assert process.stdout.readline() == b"0\n"
+            server.kill9()
+            out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 5
+    assert b"no answer" in err
+    assert b"29999" not in out
+
+
 def test_cli_exit_codes_of_the_installed_command(environment: dict[str, str]):
     """The real program, once: what a script sees."""
     for arguments, code in [

@@ -251,7 +251,8 @@ def test_cli_trim_gives_up_what_retain_then_removes(cli: Cli, server: ServerProc
 
     def is_trimmed() -> bool:
         # The setting reaches the table with the stream's next commit.
-        job = subprocess.run(command, capture_output=True, check=True, cwd=CLONE, timeout=60)
+        job = subprocess.run(command, capture_output=True, cwd=CLONE, timeout=60)
+        assert job.returncode == 0, (job.returncode, job.stdout, job.stderr)
         return b'"files_trimmed": 2' in job.stdout or b'"files_trimmed":2' in job.stdout
 
     wait_until(is_trimmed, "the retain job trims two files")
@@ -286,4 +287,12 @@ def test_cli_bench_measures_and_leaves_nothing(cli: Cli):
 
 def test_cli_version_is_that_of_the_package(cli: Cli):
     text = (CLONE / "pyproject.toml").read_text()
-    assert f'version = "{cli.ok("version", "-o", "raw").lines[0]}"' in text
+    (version,) = cli.ok("version", "-o", "raw").lines
+    assert f'version = "{version}"' in text
+    assert cli.ok("--version").lines == [version]
+
+
+def test_cli_name_that_is_no_text_is_a_wrong_call(cli: Cli):
+    done = cli("info", "\udcff")
+    assert (done.code, done.out) == (2, b"")
+    assert "UTF-8" in done.err
