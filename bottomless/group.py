@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT_EVERY: Final = 200
 # More than one snapshot's distance, so that one look back finds one nearly always.
-_LOOK_BACK: Final = 3 * SNAPSHOT_EVERY
+LOOK_BACK: Final = 3 * SNAPSHOT_EVERY
 _PAGE: Final = 10_000
 _JSON: Final = "application/json"
 _decode_page: Final = msgspec.json.Decoder(StoredPage).decode
@@ -209,7 +209,7 @@ class GroupLog:
 
     async def _load(self) -> None:
         """Begin anew: with the last snapshot, or with the first entry."""
-        look = self._client.consumer(self.stream, Newest(_LOOK_BACK), follow=False)
+        look = self._client.consumer(self.stream, Newest(LOOK_BACK), follow=False)
         found = [(record.offset, record.data) async for record in look]
         snapshots = [self._decode(data) for _, data in found]
         for entry in reversed(snapshots):
@@ -219,7 +219,7 @@ class GroupLog:
                 break
         else:
             self.state, self._at = GroupState(), START
-            if len(found) >= _LOOK_BACK:
+            if len(found) >= LOOK_BACK:
                 all_of_it = self._client.consumer(self.stream, follow=False)
                 found = [(record.offset, record.data) async for record in all_of_it]
         for offset, data in found:

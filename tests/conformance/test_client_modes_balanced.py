@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bottomless
+from bottomless import group
 from bottomless.errors import Fenced, Gone, InvalidRequest, NotFound
-from bottomless.group import SNAPSHOT_EVERY, GroupLog
+from bottomless.group import GroupLog
 from tests.support.careless_proxy import CarelessProxy
 from tests.support.wire import serving, wait_until
 
@@ -187,13 +188,13 @@ def test_balanced_member_takes_over_from_one_that_is_silent(
 def test_balanced_group_goes_on_over_lost_answers(server: ServerProcess) -> None:
     with CarelessProxy(server, share=0.1) as proxy, bottomless.connect(server.url) as near:
         near.create("lossy")
-        near.append("lossy", *range(500))
+        near.append("lossy", *range(200))
         near.close("lossy")
-        workers = [Worker(proxy.url, "lossy", range_records=50) for _ in range(3)]
+        workers = [Worker(proxy.url, "lossy", range_records=25) for _ in range(2)]
         for worker in workers:
             worker.join(30)
-        assert Counter(value for one in workers for value in one.seen) == Counter(range(500))
-        assert near.group_info("lossy", "team").handled == 500
+        assert Counter(value for one in workers for value in one.seen) == Counter(range(200))
+        assert near.group_info("lossy", "team").handled == 200
         assert proxy.dropped > 0
 
 
@@ -218,18 +219,19 @@ def test_balanced_group_shares_packed_records(client: bottomless.Client) -> None
 
 
 def test_balanced_group_has_a_log_that_is_short_to_read(
-    client: bottomless.Client, stream: str
+    client: bottomless.Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.append(stream, *range(200))
+    monkeypatch.setattr(group, "SNAPSHOT_EVERY", 20)
+    monkeypatch.setattr(group, "LOOK_BACK", 60)
     with client.balanced(stream, "team", range_records=1) as one:
-        assert len(take(one, 240)) == 240
+        assert len(take(one, 40)) == 40
     kinds = Counter(record.value["is"] for record in client.read(f"_groups/team/{stream}"))
-    assert sum(kinds.values()) > 3 * SNAPSHOT_EVERY + 50
+    assert sum(kinds.values()) > 60 + 20
     assert kinds["snapshot"] >= 3
     with bottomless.connect(client.url) as other:
         states = other._portal.call(_both_ways(other, stream))
     assert states[0] == states[1]
-    assert states[0].handled > SNAPSHOT_EVERY
+    assert states[0].handled == 40
     own = client.settings(f"_groups/team/{stream}")["own"]
     assert own["retain"] == {"records": 10_000}
 

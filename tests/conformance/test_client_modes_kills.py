@@ -11,13 +11,19 @@ import bottomless
 from bottomless.errors import NotFound
 from tests.support.consuming import FENCED, ConsumingProcess
 from tests.support.server import ServerProcess
-from tests.support.wire import serving, wait_until
+from tests.support.wire import serving
+from tests.support.wire import wait_until as wait_until_soon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 COUNT = 10_000
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    """Several processes start and work on a machine that may be busy."""
+    wait_until_soon(is_true, what, timeout_s=40)
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +122,14 @@ def test_balanced_zombie_cannot_commit_what_was_handed_over(
 def test_resumable_repeats_only_what_was_not_committed(
     tmp_path: Path, server: ServerProcess, client: bottomless.Client, stream: str
 ) -> None:
-    produce(client, stream, range(3000))
+    produce(client, stream, range(2000))
     client.close(stream)
     options = ("resumable", stream, "--commit-records", "50", "--pause-ms", "0.3")
     handled: list[int] = []
     for life in range(4):
         with ConsumingProcess(tmp_path / f"{life}", server.url, *options) as consumer:
             if life < 3:
-                wait_until(lambda now=consumer: len(now.lines) >= 600, "a good part of it")
+                wait_until(lambda now=consumer: len(now.lines) >= 400, "a good part of it")
                 consumer.kill9()
             else:
                 assert consumer.wait() == 0
@@ -132,7 +138,7 @@ def test_resumable_repeats_only_what_was_not_committed(
         if handled:
             assert handled[-1] + 1 - 50 <= seen[0] <= handled[-1] + 1
         handled = seen
-    assert handled[-1] == 2999
+    assert handled[-1] == 1999
     last = client.committed(stream, "worker")
     assert last is not None
     assert last.position == client.info(stream).tail.replace("_", "")
@@ -141,7 +147,7 @@ def test_resumable_repeats_only_what_was_not_committed(
 def test_resumable_zombie_is_fenced(
     tmp_path: Path, server: ServerProcess, client: bottomless.Client, stream: str
 ) -> None:
-    produce(client, stream, range(3000))
+    produce(client, stream, range(2000))
     options = ("resumable", stream, "--commit-records", "50", "--pause-ms", "1")
     with ConsumingProcess(tmp_path / "old", server.url, *options) as old:
         wait_until(lambda: len(old.lines) >= 200, "it works")
@@ -153,7 +159,7 @@ def test_resumable_zombie_is_fenced(
             assert first is not None
             had = old.handled
             assert had[-1] + 1 - 50 <= first.value <= had[-1] + 1
-            assert [record.value for record in new][-1] == 2999
+            assert [record.value for record in new][-1] == 1999
             taken = client.committed(stream, "worker")
             old.go_on()
             assert old.wait() == 0
@@ -163,7 +169,7 @@ def test_resumable_zombie_is_fenced(
 
 
 def test_both_modes_go_on_after_a_kill_of_the_server(tmp_path: Path) -> None:
-    count = 2000
+    count = 1200
     with (
         ServerProcess.start(tmp_path / "data") as server,
         bottomless.connect(server.url) as client,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bottomless
+from bottomless import group
 from bottomless.errors import Gone
 from tests.support.server import CLONE, EXECUTABLE, ServerProcess
 from tests.support.wire import serving, wait_until
@@ -50,9 +51,9 @@ def work(member: bottomless.Member, count: int) -> list[object]:
 def test_modes_tell_what_retention_took(server: ServerProcess, client: bottomless.Client) -> None:
     client.create("short")
     client.settings("short", ack="table")
-    group = {"range_records": 20, "lease_s": 60}
-    one = client.balanced("short", "team", **group)
-    two = client.balanced("short", "team", **group)
+    options = {"range_records": 20, "lease_s": 60}
+    one = client.balanced("short", "team", **options)
+    two = client.balanced("short", "team", **options)
     assert [member.next(timeout_s=0) for member in (one, two, one)] == [None] * 3
     for first in range(0, 100, 20):
         client.append("short", *range(first, first + 20))
@@ -83,20 +84,22 @@ def test_modes_tell_what_retention_took(server: ServerProcess, client: bottomles
 
 
 def test_group_goes_on_when_the_beginning_of_its_log_is_trimmed(
-    server: ServerProcess, client: bottomless.Client
+    server: ServerProcess, client: bottomless.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(group, "SNAPSHOT_EVERY", 20)
+    monkeypatch.setattr(group, "LOOK_BACK", 60)
     log = "_groups/team/long"
     client.create("long")
-    client.append("long", *range(300))
+    client.append("long", *range(60))
     early = client.balanced("long", "team", range_records=1, lease_s=60)
     assert early.next().value == 0
     with client.balanced("long", "team", range_records=1, lease_s=60) as busy:
-        assert work(busy, 100) == list(range(1, 101))
+        assert work(busy, 20) == list(range(1, 21))
         # The end of a file.
         client.settings(log, ack="table")
-        assert work(busy, 2) == [101, 102]
+        assert work(busy, 2) == [21, 22]
         client.settings(log, ack=None)
-        assert work(busy, 100) == list(range(103, 203))
+        assert work(busy, 20) == list(range(23, 43))
     found = client.read(log)
     snapshots = [record for record in found if record.value["is"] == "snapshot"]
     trim(server, client, log, before=snapshots[-1].value["upto"])
@@ -104,8 +107,8 @@ def test_group_goes_on_when_the_beginning_of_its_log_is_trimmed(
     assert left[0].offset > found[0].offset
     assert len(left) < len(found)
 
-    assert client.group_info("long", "team").handled == 202
+    assert client.group_info("long", "team").handled == 42
     late = client.balanced("long", "team", range_records=1, lease_s=60)
-    assert late.next(timeout_s=5).value == 203
+    assert late.next(timeout_s=5).value == 43
     # The early one has not seen what is trimmed; it was alive all the time.
-    assert early.next(timeout_s=5).value == 204
+    assert early.next(timeout_s=5).value == 44

@@ -57,7 +57,7 @@ class ConsumingProcess:
     def go_on(self) -> None:
         self._child.send_signal(signal.SIGCONT)
 
-    def wait(self, timeout_s: float = 15.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         return self._child.wait(timeout_s)
 
     def __enter__(self) -> Self:
