@@ -120,9 +120,12 @@ test-faults: install fault-tools ## Every fault, as often as it takes (an hour o
 
 # --- the rest -------------------------------------------------------------------------------
 
-.PHONY: bench bench-jobs docs clean
+.PHONY: bench bench-producer bench-jobs docs clean
 bench: $(BASE) ## Measure throughput and latency against a baseline in the same run
 	$(BIN)/python bench/run.py $(ARGS)
+
+bench-producer: $(BASE) ## Measure the client library's producers against ready-made requests
+	$(BIN)/python bench/producer.py $(ARGS)
 
 bench-jobs: $(DEV) $(JARS) ## Measure the jobs, and reads before and after them (15 minutes)
 	$(BIN)/python bench/maintenance.py $(ARGS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 from bottomless import connect_async
+from bottomless.batches import FIRST, FULL, OVER, TURN
 from bottomless.blocking_modes import Member, Resumable
 from bottomless.client import JSON
 from bottomless.portal import Portal
@@ -163,11 +165,15 @@ class Producer:
         """Take a value. Waits only where the buffer is full."""
         producer = self._producer
         producer.check()
-        is_first, is_full = self._add(self._encode(value))
-        if is_first or is_full:
-            self._portal.loop.call_soon_threadsafe(_kick, producer, is_full)
-        if producer.is_over_full:
-            self._portal.call(producer.wait_for_room())
+        if news := self._add(self._encode(value)):
+            if news & (FIRST | FULL):
+                self._portal.loop.call_soon_threadsafe(producer.kick, news)
+            if news & OVER:
+                self._portal.call(producer.wait_for_room())
+            elif news & TURN:
+                # Hands the interpreter over: a loop that appends gives it away every 5 ms only,
+                # and the thread that sends needs it several times for each request.
+                time.sleep(0)  # noqa: TID251
 
     def flush(self) -> None:
         """Return when everything taken so far is stored; raises where it is not."""
@@ -249,7 +255,3 @@ class Consumer:
 
 async def _make(url: str, options: dict[str, Any]) -> AsyncClient:
     return connect_async(url, **options)
-
-
-def _kick(producer: AsyncProducer, is_full: bool) -> None:
-    producer.kick(is_full=is_full)

@@ -37,6 +37,8 @@ MODES: Final = ("exactly-once", "at-least-once", "fire-and-forget")
 # Epochs are the time in ms, 1024 of them in each: whoever begins later is later, and two who begin
 # in the same ms are hardly ever the same. Below 2^53 until the year 2248.
 _EPOCHS_PER_MS: Final = 1024
+# The second time it waits for the answer to the one before it; after that there is no gap.
+_GAPS_MAX: Final = 2
 
 
 def epoch_of_now() -> int:
@@ -166,6 +168,7 @@ class Delivery:
         """Send it behind those before it; ``done`` is told how it ended."""
         batch.epoch, batch.seq = self.epoch, self.next_seq
         self.next_seq += 1
+        batch.sent.clear()
         before = self._in_flight[-1] if self._in_flight else None
         self._in_flight.append(batch)
         batch.task = asyncio.get_running_loop().create_task(
@@ -202,6 +205,7 @@ class Delivery:
             batch.error = Unavailable("the producer was stopped before this was delivered")
             raise
         finally:
+            batch.sent.set()
             self._in_flight.remove(batch)
             if is_stale:
                 self._stale.append(batch)
@@ -221,33 +225,47 @@ class Delivery:
         """Until it is stored; False where another epoch is wanted."""
         backoff = self._transport.retry.begin()
         body = self._join(batch.parts)
+        if before is not None:
+            # Each goes on a connection of its own. Sent side by side one overtakes another and is
+            # refused, and so are all behind it: then everything goes twice.
+            await before.sent.wait()
+        gaps = 0
         while True:
             try:
-                response = await self._transport.once(
-                    "POST", self._path, content=body, headers=self._headers(batch, closes=closes)
-                )
-            except Fenced as error:
-                if not self._may_claim(batch, error):
-                    raise
-                return False
+                return await self._post(batch, body, closes=closes)
             except Conflict as error:
-                if error.code != "sequence_gap" or before is None:
+                gaps += 1
+                if error.code != "sequence_gap" or before is None or gaps > _GAPS_MAX:
                     raise
-                if not await self._is_next(before, error):
+                batch.sent.clear()
+                if not await self._is_next(before, error, must_end=gaps == _GAPS_MAX):
                     return False
-                before = None
             except Unavailable as error:
+                batch.sent.clear()
                 batch.is_doubtful = batch.is_doubtful or error.status != 429
                 if self._mode == "fire-and-forget":
                     raise
                 await backoff.pause(error)
-            else:
-                return self._is_ours(batch, response)
 
-    async def _is_next(self, before: Batch, gap: Conflict) -> bool:
-        """It has overtaken the one before it: wait for that one; False where it was refused."""
+    async def _post(self, batch: Batch, body: bytes, *, closes: bool) -> bool:
+        """One try; False where another epoch is wanted."""
+        headers = self._headers(batch, closes=closes)
+        try:
+            response = await self._transport.post(self._path, body, headers, sent=batch.sent.set)
+        except Fenced as error:
+            if not self._may_claim(batch, error):
+                raise
+            return False
+        return self._is_ours(batch, response)
+
+    async def _is_next(self, before: Batch, gap: Conflict, *, must_end: bool) -> bool:
+        """It has overtaken the one before it: wait until that one is sent again, or has ended;
+        False where it was refused.
+        """
         assert before.task is not None
-        await asyncio.wait([before.task])
+        await before.sent.wait()
+        if must_end:
+            await asyncio.wait([before.task])
         if before.error is not None:
             raise before.error from gap
         return before not in self._stale

@@ -19,6 +19,7 @@ from bottomless.errors import DataDamaged, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+_UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
 Value = Any
 """What a format makes of bytes: it depends on the format, and often on the data."""
 
@@ -55,7 +56,10 @@ class Json:
 
     def encode(self, value: Value) -> bytes:
         """The value's JSON text."""
-        return _encoded(self._encode, value)
+        try:
+            return self._encode(value)
+        except _UNWRITABLE as error:
+            raise _unwritable(value, error) from error
 
     def join(self, parts: Sequence[bytes]) -> bytes:
         """An array, which the server takes apart again; also of a single value, which may itself be
@@ -219,8 +223,12 @@ def format_of(content_type: str) -> Format:
 def _encoded(encode: Callable[[Value], bytes], value: Value) -> bytes:
     try:
         return encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{type(value).__name__} cannot be written: {error}") from error
+    except _UNWRITABLE as error:
+        raise _unwritable(value, error) from error
+
+
+def _unwritable(value: Value, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"{type(value).__name__} cannot be written: {error}")
 
 
 def _json_value(data: bytes) -> Value:

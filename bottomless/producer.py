@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from bottomless.batches import Accumulator, Batch
+from bottomless.batches import FIRST, FULL, OVER, TURN, Accumulator, Batch
 from bottomless.delivery import Delivered, epoch_of_now
 from bottomless.errors import BottomlessError, InvalidRequest
 
@@ -33,7 +33,11 @@ class AsyncProducer:
         self._options = options
         self._delivery = deliver(self._ended)
         records = options.batch_records if self._delivery.takes_many else 1
-        self.values = Accumulator(batch_bytes=options.batch_bytes, batch_records=records)
+        self.values = Accumulator(
+            batch_bytes=options.batch_bytes,
+            batch_records=records,
+            buffer_bytes=options.buffer_bytes,
+        )
         self._loop = asyncio.get_running_loop()
         self._progress = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
@@ -74,11 +78,14 @@ class AsyncProducer:
     async def append_encoded(self, data: bytes) -> None:
         """Take a value whose bytes are of the stream's format already."""
         self.check()
-        is_first, is_full = self.values.add(data)
-        if is_first or is_full:
-            self.kick(is_full=is_full)
-        if self.is_over_full:
-            await self.wait_for_room()
+        if news := self.values.add(data):
+            if news & (FIRST | FULL):
+                self.kick(news)
+            if news & OVER:
+                await self.wait_for_room()
+            elif news & TURN:
+                # Else a loop that appends would keep the event loop until the buffer is full.
+                await asyncio.sleep(0)
 
     async def flush(self) -> None:
         """Return when everything taken so far is stored; raises where it is not."""
@@ -135,26 +142,22 @@ class AsyncProducer:
 
     def check(self) -> None:
         """Raises where nothing is taken any more."""
-        if self.error is not None:
-            raise self.error
+        # For every value: no property on the way.
+        if (error := self._delivery.error) is not None:
+            raise error
         if self._is_stopped:
             raise InvalidRequest("this producer was closed")
-
-    @property
-    def is_over_full(self) -> bool:
-        """More waits than may."""
-        return self.values.bytes > self._options.buffer_bytes
 
     async def wait_for_room(self) -> None:
         """Return when the buffer has room again, or the delivery has ended."""
         self._pump()
-        while self.is_over_full and self.error is None:
+        while self.values.is_over and self.error is None:
             self._progress.clear()
             await self._progress.wait()
 
-    def kick(self, *, is_full: bool) -> None:
+    def kick(self, news: int) -> None:
         """On the event loop: there is a first value, or a full batch."""
-        if is_full:
+        if news & FULL:
             self._pump()
         elif self._linger is None:
             self._linger = self._loop.call_later(self._options.linger_ms / 1000, self._lingered)

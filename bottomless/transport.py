@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
 
 import httpx
@@ -11,6 +11,7 @@ from bottomless.backoff import Retry
 from bottomless.errors import InvalidRequest, Unavailable, error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 _CONNECT_S: Final = 10.0
@@ -66,14 +67,30 @@ class Transport:
     ) -> httpx.Response:
         """One try. Raises what the server says, or Unavailable where no whole answer came."""
         timeout = httpx.Timeout(self.timeout_s + wait_s, connect=min(_CONNECT_S, self.timeout_s))
+        request = {"content": content, "params": params, "timeout": timeout}
+        return await self._ask(method, path, headers, request)
+
+    async def post(
+        self, path: str, content: bytes, headers: dict[str, str], *, sent: Callable[[], None]
+    ) -> httpx.Response:
+        """One try. ``sent`` is told when the whole body is on its way, or else never."""
+
+        async def trace(event: str, _: object) -> None:
+            if event.endswith("send_request_body.complete"):
+                sent()
+
+        request = {"content": content, "extensions": {"trace": trace}}
+        return await self._ask("POST", path, headers, request)
+
+    async def _ask(
+        self, method: str, path: str, headers: dict[str, str] | None, request: dict[str, Any]
+    ) -> httpx.Response:
         try:
             response = await self._http.request(
                 method,
                 self.url + path,
-                content=content,
                 headers={**self._headers, **(headers or {})},
-                params=params,
-                timeout=timeout,
+                **request,
             )
         except httpx.InvalidURL as error:
             raise InvalidRequest(f"{self.url}{path} is not a URL: {error}") from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 import bottomless
@@ -159,6 +162,69 @@ def test_producer_tells_what_it_cannot_know(
         proxy._share = 0.0
         with pytest.raises(DeliveryUnknown, match="may be stored or not"):
             producer.flush()
+
+
+def test_producer_sends_side_by_side_without_sending_everything_twice(
+    server: ServerProcess, client: bottomless.Client
+) -> None:
+    """A batch that overtakes is refused; all behind it were, too, and so for ever."""
+    before = gaps_of(server)
+    with client.producer("wide", batch_records=1000, in_flight=4) as producer:
+        for number in range(100_000):
+            producer.append({"n": number, "pad": "x" * 80})
+    # One hundred batches. It was one refusal for nearly each of them.
+    assert gaps_of(server) - before < 75
+    assert [value["n"] for value in values_of(client, "wide")] == list(range(100_000))
+
+
+def gaps_of(server: ServerProcess) -> int:
+    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    found = re.search(r'_append_rejected_total\{code="sequence_gap"\} (\d+)', text)
+    return int(found[1]) if found else 0
+
+
+async def test_producer_ends_where_its_numbers_are_forgotten() -> None:
+    """No server does that; if one did, nobody should try for ever."""
+    tries: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "HEAD":
+            head = {"content-type": "application/json", "stream-next-offset": "0" * 32}
+            return httpx.Response(200, headers=head)
+        tries.append(request.headers["producer-seq"])
+        if tries[-1] == "0":
+            return httpx.Response(200, headers={"stream-next-offset": "0" * 32})
+        return httpx.Response(409, json={"status": 409, "code": "sequence_gap", "detail": "gap"})
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    async with bottomless.connect_async("http://nowhere", http=http) as client:
+        producer = await client.producer("forgotten", batch_records=1)
+        await producer.append(1)
+        await producer.append(2)
+        with pytest.raises(Conflict, match="gap"):
+            await producer.flush()
+        await producer.abort()
+    assert tries == ["0", "1", "1", "1"]
+
+
+async def test_async_producer_leaves_the_event_loop_to_others(server: ServerProcess) -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with bottomless.connect_async(server.url) as client:
+        producer = await client.producer("polite")
+        task = asyncio.create_task(other())
+        for number in range(20_000):
+            await producer.append({"n": number, "pad": "x" * 80})
+        task.cancel()
+        await producer.detach()
+    # Two megabytes, and a turn for each 64 KiB; the buffer would have held them all.
+    assert turns > 20
 
 
 def test_producer_tells_of_every_batch(client: bottomless.Client) -> None:
