@@ -134,6 +134,8 @@ class _Origin:
         if file is not None:
             size = file.stat().st_size if file.is_file() else None
             return cls(stack.enter_context(file.open("rb")), size=size)
+        if sys.stdin is None:
+            raise typer.BadParameter("there are no records: no arguments, --file or standard input")
         if sys.stdin.isatty():
             say("type records, one a line; Ctrl-D ends")
         return cls(sys.stdin.buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from bottomless.contexts import (
     save_contexts,
     shown_token,
 )
-from bottomless.errors import InvalidRequest
+from bottomless.errors import BottomlessError, InvalidRequest
 from bottomless.output import Format, FormatFlag, print_document, print_rows, say
 
 app = verb_app()
@@ -27,7 +28,19 @@ ctx_app = typer.Typer(
 )
 app.add_typer(ctx_app)
 
-Name = Annotated[str, typer.Argument(help="Of the context.", show_default=False)]
+
+def complete_context(incomplete: str) -> list[str]:
+    """Names of contexts, for the shell."""
+    with contextlib.suppress(BottomlessError):
+        return [name for name in load_contexts().contexts if name.startswith(incomplete)]
+    return []
+
+
+Name = Annotated[
+    str,
+    typer.Argument(help="Of the context.", autocompletion=complete_context, show_default=False),
+]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="For it.", show_default=False)]
 
 
 @ctx_app.command(
@@ -37,7 +50,7 @@ Name = Annotated[str, typer.Argument(help="Of the context.", show_default=False)
     )
 )
 def add(
-    name: Name,
+    name: NewName,
     server: Annotated[str, typer.Argument(help="Its address.", show_default=False)],
     token: Annotated[
         str | None,
@@ -90,7 +103,10 @@ def rm(name: Name) -> None:
 @ctx_app.command(epilog=Examples("bottomless ctx show", "bottomless ctx show prod -o json"))
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="Of the context.", show_default="the one in use")
+        str | None,
+        typer.Argument(
+            help="Of the context.", autocompletion=complete_context, show_default="the one in use"
+        ),
     ] = None,
     output: FormatFlag = Format.TABLE,
 ) -> None:

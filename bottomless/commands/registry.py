@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import typer
@@ -140,7 +141,8 @@ class VerbGroup(TyperGroup):
         """Run a verb; what goes wrong becomes a message and an exit code."""
         with exit_codes():
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             return result
 
 
@@ -149,13 +151,23 @@ def exit_codes() -> Iterator[None]:
     """Ends the program as `EXIT_CODES` says."""
     try:
         yield
+    except KeyboardInterrupt:
+        # It may come between the making of a coroutine and its start. Nobody wants to read of it.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        raise
     except BrokenPipeError as error:
-        # Whoever reads our output has seen enough: `| head -1`. Python would complain at its end.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever reads our output has seen enough: `| head -1`.
+        _drop_output()
         raise typer.Exit(0) from error
+    except OSError as error:
+        # A file that may not be read, a disk that is full.
+        _drop_output()
+        say_error(str(error))
+        raise typer.Exit(1) from error
     except UnicodeEncodeError as error:
         # The shell hands on any bytes.
+        if error.encoding != "utf-8":
+            raise
         say_error(f"{error.object!r} is not UTF-8")
         raise typer.Exit(2) from error
     except Exception as error:
@@ -164,6 +176,12 @@ def exit_codes() -> Iterator[None]:
             raise
         say_error(str(error))
         raise typer.Exit(code) from error
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again: Python does that, and complains, at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_error(text: str) -> None:

@@ -91,6 +91,26 @@ def test_cli_read_ends_quietly_when_nobody_reads_on(
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("script", "code", "word"),
+    [
+        ("bottomless ls > /dev/full", 1, b"No space"),
+        ("bottomless read full > /dev/full", 1, b"No space"),
+        (f"{EXECUTABLE} append full <&-", 2, b"standard input"),
+        ("bottomless append full -F /proc/self/mem", 1, b"error"),
+    ],
+)
+def test_cli_says_what_is_wrong_with_its_files(
+    cli: Cli, environment: dict[str, str], script: str, code: int, word: bytes
+):
+    cli.ok("append", "full", "1")
+    done = shell(script, environment)
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert word in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert cli.ok("tail", "full", "-n", "1").lines == ["1"]
+
+
 def test_cli_follow_ends_with_130_and_no_word(
     cli: Cli, server: ServerProcess, environment: dict[str, str], stream: str
 ):
@@ -199,13 +219,15 @@ def test_cli_exit_codes_of_the_installed_command(environment: dict[str, str]):
         assert b"Traceback" not in done.stderr
 
 
-def test_cli_completes_names_of_streams(cli: Cli, environment: dict[str, str]):
+def test_cli_completes_names(cli: Cli, server: ServerProcess, environment: dict[str, str]):
     for name in ("complete/a", "complete/b", "other"):
         cli.ok("create", name)
+    cli.ok("ctx", "add", "one", server.url)
     asked = {"_BOTTOMLESS_COMPLETE": "complete_bash"}
     for words, expected in [
         ("bottomless read complete/", {"complete/a", "complete/b"}),
         ("bottomless see", {"seek-time"}),
+        ("bottomless ctx use o", {"one"}),
     ]:
         cword = str(len(words.split()) - 1)
         done = subprocess.run(
