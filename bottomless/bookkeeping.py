@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from bottomless.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from bottomless.positions import START, After, before, parse_start
+from bottomless.transport import records_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bottomless.client import AsyncClient
     from bottomless.positions import Start
+    from bottomless.transport import Transport
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Only the end of such a stream counts. A commit of its table once in a while is enough: what is
 # acknowledged is safe in the server's log anyway.
 _SETTINGS: Final = {"retain": {"records": 10_000}, "commit": {"interval_ms": 5000}}
+
+
+PAGE: Final = 10_000
+# An answer may also end because it is large: the server's bound is 8 MiB of records.
+_WHOLE_BYTES: Final = 4 << 20
 
 
 class StoredEntry(msgspec.Struct):
@@ -38,6 +46,9 @@ class StoredPage(msgspec.Struct):
     """An answer of the records dialect."""
 
     records: list[StoredEntry]
+
+
+_decode_page: Final = msgspec.json.Decoder(StoredPage).decode
 
 
 def position_stream(stream: str, name: str) -> str:
@@ -90,6 +101,28 @@ async def fixed(client: AsyncClient, stream: str, start: Start) -> str:
     except NotFound:
         # Everything that will be there is new.
         return START
+
+
+def read_page(content: bytes) -> tuple[list[StoredEntry], bool]:
+    """The entries of an answer to a request of PAGE, and whether there were no more."""
+    found = _decode_page(content).records
+    return found, len(found) < PAGE and len(content) < _WHOLE_BYTES
+
+
+async def entries_since(transport: Transport, stream: str, since_ms: int) -> list[StoredEntry]:
+    """Everything that was stored at that time or later, or at all where that is 0."""
+    params = {"offset": START}
+    if since_ms > 0:
+        params = {"since": datetime.fromtimestamp(since_ms / 1000, UTC).isoformat()}
+    found: list[StoredEntry] = []
+    is_end = False
+    while not is_end:
+        params["limit"] = str(PAGE)
+        response = await transport.call("GET", records_path(stream), params=params)
+        more, is_end = read_page(response.content)
+        found += more
+        params = {"offset": found[-1].offset if found else START}
+    return found
 
 
 def json_array(entries: Sequence[object]) -> bytes:

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from bottomless.bookkeeping import make, position_stream
-from bottomless.errors import BottomlessError, Conflict, DataDamaged, Fenced, Unavailable
-from bottomless.positions import Newest, epoch_ms
+from bottomless.bookkeeping import entries_since, make, position_stream
+from bottomless.errors import (
+    BottomlessError,
+    Conflict,
+    DataDamaged,
+    Fenced,
+    NotFound,
+    Unavailable,
+)
+from bottomless.positions import epoch_ms
 from bottomless.transport import records_path
 
 if TYPE_CHECKING:
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
     from bottomless.backoff import Retry
     from bottomless.client import AsyncClient
-    from bottomless.consumer import Record
     from bottomless.transport import Transport
 
 _PRODUCER: Final = "owner"
@@ -74,19 +80,21 @@ class PositionLog:
 
     async def last(self) -> Committed | None:
         """What was stored last, by whomever."""
-        newest: Record | None = None
-        async for record in self._client.consumer(self.stream, Newest(1), follow=False):
-            newest = record
-        if newest is None:
+        try:
+            tail = (await self._client.info(self.stream)).tail
+        except NotFound:
+            return None
+        found = await entries_since(self._transport, self.stream, epoch_ms(tail))
+        if not found:
             return None
         try:
-            entry = msgspec.json.decode(newest.data, type=_Entry)
+            entry = msgspec.json.decode(found[-1].data, type=_Entry)
         except msgspec.DecodeError as error:
             raise DataDamaged(
                 f"{self.stream} holds no positions: {error}",
                 hint="Delete that stream to begin anew.",
             ) from error
-        time = datetime.fromtimestamp(epoch_ms(newest.offset) / 1000, UTC)
+        time = datetime.fromtimestamp(epoch_ms(found[-1].offset) / 1000, UTC)
         return Committed(entry.position, entry.owner, entry.version, time)
 
     async def take_over(self, first: Callable[[], Awaitable[str]]) -> str:

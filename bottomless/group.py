@@ -23,9 +23,16 @@ from bottomless.assignment import (
     Snapshot,
     apply,
 )
-from bottomless.bookkeeping import StoredPage, group_stream, json_array, make
+from bottomless.bookkeeping import (
+    PAGE,
+    entries_since,
+    group_stream,
+    json_array,
+    make,
+    read_page,
+)
 from bottomless.errors import DataDamaged, Fenced, Gone, NotFound, Unavailable
-from bottomless.positions import START, Newest, epoch_ms
+from bottomless.positions import START, before, epoch_ms
 from bottomless.transport import records_path, stream_path
 
 if TYPE_CHECKING:
@@ -33,15 +40,14 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from bottomless.bookkeeping import StoredEntry
     from bottomless.client import AsyncClient
     from bottomless.transport import Transport
 
 SNAPSHOT_EVERY: Final = 200
-# More than one snapshot's distance, so that one look back finds one nearly always.
-LOOK_BACK: Final = 3 * SNAPSHOT_EVERY
-_PAGE: Final = 10_000
+# Where the last snapshot is looked for, back from the log's end; at last in all of it.
+_LOOK_BACK_MS: Final = (1_000, 60_000, 3_600_000, 200_000_000, 1 << 60)
 _JSON: Final = "application/json"
-_decode_page: Final = msgspec.json.Decoder(StoredPage).decode
 _decode_entry: Final = msgspec.json.Decoder(Entry).decode
 # The server stores the first entry once, however many begin the group at the same moment.
 _FIRST: Final = {"producer-id": "begin", "producer-epoch": "0", "producer-seq": "0"}
@@ -156,14 +162,13 @@ class GroupLog:
         async with self._folding:
             while True:
                 try:
-                    page = await self._read(self._at, wait_s)
+                    found, is_end = await self._read(self._at, wait_s)
                 except Gone:
                     # We were away for so long that what we have not seen is trimmed.
                     await self._load()
                     return
-                for entry in page.records:
-                    self._fold(entry.offset, bytes(entry.data))
-                if len(page.records) < _PAGE:
+                self._take([(one.offset, self._decode(bytes(one.data))) for one in found])
+                if is_end:
                     return
                 wait_s = 0.0
 
@@ -200,34 +205,45 @@ class GroupLog:
             raise self._deleted() from error
         return str(response.headers["stream-next-offset"]).replace("_", "")
 
-    async def _read(self, after: str, wait_s: float) -> StoredPage:
-        params = {"offset": after, "limit": str(_PAGE), "timeout_sec": f"{wait_s:.3f}"}
+    async def _read(self, after: str, wait_s: float) -> tuple[list[StoredEntry], bool]:
+        params = {"offset": after, "limit": str(PAGE), "timeout_sec": f"{wait_s:.3f}"}
         response = await self.request(
             "GET", records_path(self.stream), params=params, wait_s=wait_s
         )
-        return _decode_page(response.content)
+        return read_page(response.content)
 
     async def _load(self) -> None:
         """Begin anew: with the last snapshot, or with the first entry."""
-        look = self._client.consumer(self.stream, Newest(LOOK_BACK), follow=False)
-        found = [(record.offset, record.data) async for record in look]
-        snapshots = [self._decode(data) for _, data in found]
-        for entry in reversed(snapshots):
-            # Only one whose next entry is among those we have.
-            if isinstance(entry, Snapshot) and entry.upto >= found[0][0]:
-                self.state, self._at = entry.state, entry.upto
-                break
-        else:
-            self.state, self._at = GroupState(), START
-            if len(found) >= LOOK_BACK:
-                all_of_it = self._client.consumer(self.stream, follow=False)
-                found = [(record.offset, record.data) async for record in all_of_it]
-        for offset, data in found:
-            if offset > self._at:
-                self._fold(offset, data)
+        tail_ms = epoch_ms((await self._client.info(self.stream)).tail)
+        entries: list[tuple[str, Entry]] = []
+        for back_ms in _LOOK_BACK_MS:
+            found = await entries_since(self._transport, self.stream, tail_ms - back_ms)
+            entries = [(one.offset, self._decode(bytes(one.data))) for one in found]
+            if self._begin_with(entries):
+                return
+        self.state, self._at = GroupState(), START
+        self._take(entries)
 
-    def _fold(self, offset: str, data: bytes) -> None:
-        entry = self._decode(data)
+    def _begin_with(self, entries: list[tuple[str, Entry]]) -> bool:
+        """Fold from the last snapshot or the first entry on; False where neither is there."""
+        for offset, entry in reversed(entries):
+            # Only a snapshot whose next entry is among those we have.
+            if isinstance(entry, Snapshot) and entry.upto >= entries[0][0]:
+                self.state, self._at = entry.state, entry.upto
+                self._take(entries)
+                return True
+            if isinstance(entry, Begin):
+                self.state, self._at = GroupState(), before(offset)
+                self._take(entries)
+                return True
+        return False
+
+    def _take(self, entries: list[tuple[str, Entry]]) -> None:
+        for offset, entry in entries:
+            if offset > self._at:
+                self._fold(offset, entry)
+
+    def _fold(self, offset: str, entry: Entry) -> None:
         # Before the beginning there may be a word of a member of the log that was deleted.
         if self.state.cut is not None or isinstance(entry, Begin):
             try:

@@ -222,11 +222,10 @@ def test_balanced_group_has_a_log_that_is_short_to_read(
     client: bottomless.Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "SNAPSHOT_EVERY", 20)
-    monkeypatch.setattr(group, "LOOK_BACK", 60)
     with client.balanced(stream, "team", range_records=1) as one:
         assert len(take(one, 40)) == 40
     kinds = Counter(record.value["is"] for record in client.read(f"_groups/team/{stream}"))
-    assert sum(kinds.values()) > 60 + 20
+    assert sum(kinds.values()) > 80
     assert kinds["snapshot"] >= 3
     with bottomless.connect(client.url) as other:
         states = other._portal.call(_both_ways(other, stream))

@@ -87,7 +87,6 @@ def test_group_goes_on_when_the_beginning_of_its_log_is_trimmed(
     server: ServerProcess, client: bottomless.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "SNAPSHOT_EVERY", 20)
-    monkeypatch.setattr(group, "LOOK_BACK", 60)
     log = "_groups/team/long"
     client.create("long")
     client.append("long", *range(60))
