@@ -66,8 +66,7 @@ class Transport:
         wait_s: float = 0.0,
     ) -> httpx.Response:
         """One try. Raises what the server says, or Unavailable where no whole answer came."""
-        timeout = httpx.Timeout(self.timeout_s + wait_s, connect=min(_CONNECT_S, self.timeout_s))
-        request = {"content": content, "params": params, "timeout": timeout}
+        request = {"content": content, "params": params, "timeout": self._timeout(wait_s)}
         return await self._ask(method, path, headers, request)
 
     async def post(
@@ -79,8 +78,15 @@ class Transport:
             if event.endswith("send_request_body.complete"):
                 sent()
 
-        request = {"content": content, "extensions": {"trace": trace}}
+        request = {
+            "content": content,
+            "timeout": self._timeout(0.0),
+            "extensions": {"trace": trace},
+        }
         return await self._ask("POST", path, headers, request)
+
+    def _timeout(self, wait_s: float) -> httpx.Timeout:
+        return httpx.Timeout(self.timeout_s + wait_s, connect=min(_CONNECT_S, self.timeout_s))
 
     async def _ask(
         self, method: str, path: str, headers: dict[str, str] | None, request: dict[str, Any]
