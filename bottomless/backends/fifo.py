@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import select
+import stat
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bottomless.errors import InvalidRequest
@@ -30,7 +31,7 @@ class Fifo:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._node = (0, 0)
+        self._node = (0, 0, True)
 
     def __enter__(self) -> Fifo:
         try:
@@ -54,7 +55,7 @@ class Fifo:
                 self._path.unlink()
 
     def renew(self) -> None:
-        """A new pipe at the same path: whoever opens it from now on is alone with us."""
+        """A new pipe at the same path, for the next who opens it."""
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         os.mkfifo(fresh, 0o600)
         fresh.rename(self._path)
@@ -76,9 +77,10 @@ class Fifo:
         if not is_ours:
             raise InvalidRequest(f"{self._path} was removed by somebody else")
 
-    def _here(self) -> tuple[int, int]:
+    def _here(self) -> tuple[int, int, bool]:
         found = self._path.lstat()
-        return found.st_dev, found.st_ino
+        # The number of a file that has gone is soon that of another one.
+        return found.st_dev, found.st_ino, stat.S_ISFIFO(found.st_mode)
 
 
 class FifoReader:

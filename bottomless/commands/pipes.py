@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -90,8 +91,8 @@ def tap(
 ) -> None:
     """Make a named pipe: whoever reads it gets the records of a stream, and then what comes, live.
 
-    Every reader begins anew, at --from. A pipe has one reader at a time: of two that read at once
-    each gets a part. Ends, and removes the pipe, with Ctrl-C or SIGTERM.
+    Every reader begins anew, at --from, also of several at a time. Ends, and removes the pipe, with
+    Ctrl-C or SIGTERM.
     """
     from bottomless.commands.moments import start_of
 
@@ -137,6 +138,7 @@ class _Inflow:
         """Until it is told to stop; then what is in the pipe was written, and is ours to store."""
         while not stopped.is_set():
             fifo.check()
+            self._producer.check()
             await self._take(await reader.read())
         fifo.remove()
         while data := await reader.read(0.0):
@@ -159,7 +161,6 @@ class _Inflow:
         from bottomless.errors import DataDamaged
 
         if data is None:
-            self._producer.check()
             return
         framing = self._framing
         try:
@@ -199,7 +200,7 @@ async def _tap(
 
 
 class _Outflow:
-    """From a stream into a pipe, for one reader after the other."""
+    """From a stream into a pipe, a new one for each reader."""
 
     def __init__(
         self, client: AsyncClient, stream: str, start: Start, content_type: str, *, follow: bool
@@ -215,25 +216,28 @@ class _Outflow:
     async def run(self, fifo: Fifo) -> None:
         """For ever."""
         from bottomless.backends.fifo import FifoWriter
+        from bottomless.errors import BottomlessError
 
-        while True:
-            writer = await FifoWriter.wait(fifo)
-            self.readers += 1
-            try:
-                await self._serve(writer)
-                # The next reader must not find what is left in this one's pipe.
-                fifo.renew()
-            finally:
-                writer.close()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    writer = await FifoWriter.wait(fifo)
+                    # From now on the path is another pipe: nothing of this one's is in it.
+                    fifo.renew()
+                    self.readers += 1
+                    group.create_task(self._serve(writer))
+        except* BottomlessError as errors:
+            raise errors.exceptions[0] from None
 
     async def _serve(self, writer: FifoWriter) -> None:
         """Until the reader goes, or the stream ends."""
         from bottomless.backends.framing import framing_of
 
         framing = framing_of(self._content_type)
-        async with self._client.consumer(
+        consumer = self._client.consumer(
             self._stream, self._start, follow=self._follow, decode=False
-        ) as consumer:
+        )
+        with contextlib.closing(writer):
             while not writer.is_alone:
                 if not await consumer.fill(_LOOK_UP_S):
                     if consumer.has_ended:
