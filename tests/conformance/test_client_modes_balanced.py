@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections import Counter
@@ -327,3 +328,24 @@ async def test_async_balanced_has_the_same_shape(server: ServerProcess) -> None:
             assert info.handled == 60
             seen += [record.value async for record in two]
         assert sorted(seen) == list(range(100))
+
+
+async def test_balanced_member_that_is_struck_off_while_it_waits_joins_again(
+    server: ServerProcess,
+) -> None:
+    async with (
+        bottomless.connect_async(server.url) as client,
+        client.balanced("struck-off", "team") as member,
+    ):
+        await client.create("struck-off")
+        assert await member.next(timeout_s=0) is None
+        before = member.name
+        waiting = asyncio.create_task(member.next(timeout_s=10))
+        await asyncio.sleep(0.1)
+        # What its heartbeat does when it reads that another has its place.
+        member._seat._lose(Fenced("silent for too long"))
+        await client.append("struck-off", "here")
+        record = await waiting
+        assert record is not None
+        assert record.value == "here"
+        assert member.name not in (before, None)
