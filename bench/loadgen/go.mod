@@ -1,0 +1,3 @@
+module bottomless/bench/loadgen
+
+go 1.21
