@@ -11,13 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
 
+class Stop(asyncio.Event):
+    """Set when we are told to stop."""
+
+    code = 0
+    """How to end where everything is done that was to be done: Ctrl-C has a code of its own."""
+
+
 @contextlib.asynccontextmanager
-async def stop_signals() -> AsyncIterator[asyncio.Event]:
+async def stop_signals() -> AsyncIterator[Stop]:
     """An event that is set by the first signal; the second one ends the program as usual."""
     loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
+    stopped = Stop()
 
-    def stop() -> None:
+    def stop(number: int) -> None:
+        stopped.code = 130 if number == signal.SIGINT else 0
         stopped.set()
         restore()
 
@@ -26,7 +34,7 @@ async def stop_signals() -> AsyncIterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     try:
         yield stopped
     finally:

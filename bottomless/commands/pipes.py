@@ -49,7 +49,8 @@ StreamFlag = Annotated[
 @server_verb(
     app,
     "flux",
-    "timeout 3 bottomless flux ./in.pipe --stream orders & sleep 2; seq 3 > ./in.pipe; wait",
+    "bottomless flux ./orders.in --stream orders",
+    "bottomless flux ./people.in --stream people --type csv",
 )
 def flux(
     server: Server,
@@ -71,7 +72,8 @@ def flux(
 @server_verb(
     app,
     "tap",
-    "timeout 3 bottomless tap ./out.pipe --stream orders & sleep 2; head -1 ./out.pipe; wait",
+    "bottomless tap ./orders.out --stream orders",
+    "bottomless tap ./latest.out --stream orders --from newest:10 --no-follow",
 )
 def tap(
     server: Server,
@@ -119,7 +121,7 @@ async def _flux(
                 reader.close()
                 await producer.abort()
                 inflow.tell(stream, is_quiet=is_quiet)
-    return 1 if inflow.refused else 0
+    return stopped.code or (1 if inflow.refused else 0)
 
 
 class _Inflow:
@@ -196,7 +198,7 @@ async def _tap(
             await run_until(stopped, outflow.run(fifo))
     if not is_quiet:
         say(f"{outflow.given:,} records given to {outflow.readers:,} readers")
-    return 0
+    return stopped.code
 
 
 class _Outflow:

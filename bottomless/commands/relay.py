@@ -25,6 +25,7 @@ app = verb_app()
 _PLACE: Final = re.compile(r"[0-9]+(-[0-9]+|@[0-9]+(,[0-9]+@[0-9]+)*)?(:[0-9]+)?", re.ASCII)
 _WAIT_S: Final = 10.0
 _FLUSH_S: Final = 10.0
+_TERMINATED: Final = 143
 
 
 def relay(  # noqa: PLR0913  (flags)
@@ -152,7 +153,8 @@ class _Relay:
         finally:
             await source.close()
             await target.close()
-        return 0 if is_done or follow else 130
+        # A copy that was to come to an end, and was told to stop before, is not done.
+        return stopped.code if is_done or follow else stopped.code or _TERMINATED
 
     async def _copy(
         self,

@@ -14,7 +14,9 @@ import msgspec
 import pytest
 
 import bottomless
+from bottomless.commands.pipes import app
 from tests.support.server import EXECUTABLE, ServerProcess, child_environment
+from tests.support.warm import warm_command
 from tests.support.wire import serving
 
 if TYPE_CHECKING:
@@ -31,6 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.fixture(scope="module", autouse=True)
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that start at once."""
+    with warm_command(tmp_path_factory.mktemp("warm")) as folder:
+        Pipe.program = folder / "bottomless"
+        yield
+        Pipe.program = EXECUTABLE
+
+
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[bottomless.Client]:
     with bottomless.connect(server.url) as client:
@@ -40,12 +51,14 @@ def client(server: ServerProcess) -> Iterator[bottomless.Client]:
 class Pipe:
     """A running flux or tap; leaving it asks it to stop, and it must end well and be gone."""
 
+    program = EXECUTABLE
+
     def __init__(self, verb: str, path: Path, stream: str, url: str, *more: str) -> None:
         self.path = path
         self.code = 0
         self.said = b""
         self.child = subprocess.Popen(
-            [EXECUTABLE, verb, path, "--stream", stream, "--server", url, *more],
+            [self.program, verb, path, "--stream", stream, "--server", url, *more],
             stderr=subprocess.PIPE,
             env=child_environment({}),
         )
@@ -134,10 +147,15 @@ def test_flux_takes_writers_one_after_another_and_at_once(
 
 
 def test_flux_stores_what_is_in_the_pipe_when_it_is_told_to_stop(
-    client: bottomless.Client, server: ServerProcess, tmp_path: Path
+    client: bottomless.Client,
+    server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The writer is not at its end, and wrote while the flux could not run."""
     path = tmp_path / "in"
+    # Its own process, which can be stopped.
+    monkeypatch.setattr(Pipe, "program", EXECUTABLE)
     flux = Pipe("flux", path, "left", server.url)
     with path.open("wb", buffering=0) as file:
         file.write(b"1\n")
@@ -198,7 +216,7 @@ def test_pipes_go_with_ctrl_c(
     client.create("idle")
     pipe = Pipe(verb, tmp_path / "p", "idle", server.url)
     pipe.stop(signal.SIGINT)
-    assert (pipe.code, (tmp_path / "p").exists()) == (0, False)
+    assert (pipe.code, (tmp_path / "p").exists()) == (130, False)
 
 
 @pytest.mark.parametrize("verb", ["flux", "tap"])
@@ -288,6 +306,35 @@ def test_tap_has_readers_at_the_same_time(
             assert one.read(2) == b"3\n"
         assert read_some(path, 6) == b"1\n2\n3\n"
     assert b" records given to 3 readers\n" in tap.said
+
+
+LINES = [line for verb in app.registered_commands for line in verb.epilog.lines]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_pipes_examples_of_the_help_run(
+    client: bottomless.Client, server: ServerProcess, tmp_path: Path, line: str
+) -> None:
+    client.create("orders")
+    client.append("orders", {"id": 1})
+    child = subprocess.Popen(
+        ["bash", "-c", f"exec {line}"],
+        cwd=tmp_path,
+        env=child_environment(
+            {"BOTTOMLESS_SERVER": server.url, "PATH": f"{Pipe.program.parent}:{os.environ['PATH']}"}
+        ),
+    )
+    path = tmp_path / line.split()[2]
+    deadline = time.monotonic() + WAIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    if "flux" in line:
+        path.write_bytes(b'{"id":1}\n')
+    else:
+        assert b'{"id":1}\n' in read_some(path, 9)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(WAIT_S) == 0
 
 
 ROWS = b'id,text\r\n1,"a\nb"\n2,"say ""hi"""\n'

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import bottomless
+from bottomless.commands.relay import app as relay_app
 from tests.support.cli import Cli
 from tests.support.server import CLONE, EXECUTABLE, child_environment
 from tests.support.wire import serving
@@ -236,6 +237,29 @@ def test_relay_into_head_ends_quietly(url: str, server: ServerProcess, tmp_path:
     assert done.stdout.endswith(b'| many | 1 | 0] {"n":0,"pad":"' + b"x" * 100 + b'"}\n')
 
 
+LINES = relay_app.registered_commands[0].epilog.lines  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_relay_examples_of_the_help_run(line: str, server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "orders.ndjson").write_bytes(ODD)
+    with bottomless.connect(server.url) as client:
+        client.append("orders", 1) if client.create("orders") else None
+    path = f"{EXECUTABLE.parent}:{os.environ['PATH']}"
+    script = line.replace("http://127.0.0.1:4437", server.url)
+    assert script != line
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script],
+        capture_output=True,
+        check=False,
+        timeout=WAIT_S,
+        env=child_environment({"PATH": path}),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b" records, " in done.stderr or b"] 1" in done.stdout
+
+
 def wait_for(path: Path, data: bytes) -> None:
     deadline = time.monotonic() + WAIT_S
     while not (path.exists() and path.read_bytes() == data):
@@ -269,5 +293,5 @@ def test_relay_follows_until_it_is_told_to_stop(
         wait_for(tmp_path / "y.ndjson", b"1\n2\n")
     os.kill(child.pid, number)
     _, said = child.communicate(timeout=WAIT_S)
-    assert child.returncode == 0, said
+    assert child.returncode == (130 if number == signal.SIGINT else 0), said
     assert said.startswith(b"2 records, 2 bytes in ")
