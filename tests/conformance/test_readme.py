@@ -58,8 +58,13 @@ def steps(block: str) -> list[tuple[str, str]]:
 
 
 def run(command: str, port: int, folder: Path) -> str:
-    """Run in bash with the tour's variable set; standard output without the last line break."""
-    script = f"S=http://127.0.0.1:{port}/v1/stream\n" + command.replace(":4437", f":{port}")
+    """Run in bash with the tour's variables set; standard output without the last line break.
+
+    The tour's server is the one that `bottomless` asks by default; this one has another port.
+    """
+    server = f"http://127.0.0.1:{port}"
+    kept = f'S={server}/v1/stream PATH="$PWD/.venv/bin:$PATH"; export BOTTOMLESS_SERVER={server}\n'
+    script = kept + command.replace(":4437", f":{port}")
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )
