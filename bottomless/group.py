@@ -203,7 +203,10 @@ class GroupLog:
             )
         except (NotFound, Gone) as error:
             raise self._deleted() from error
-        return str(response.headers["stream-next-offset"]).replace("_", "")
+        tail = str(response.headers.get("stream-next-offset", "")).replace("_", "")
+        if not tail:
+            raise DataDamaged(f"{response.url} does not say where the append is")
+        return tail
 
     async def _read(self, after: str, wait_s: float) -> tuple[list[StoredEntry], bool]:
         params = {"offset": after, "limit": str(PAGE), "timeout_sec": f"{wait_s:.3f}"}
