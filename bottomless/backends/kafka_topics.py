@@ -190,7 +190,7 @@ class KafkaSource:
 
 
 class KafkaSink:
-    """Writes with an idempotent producer: what it sends again is stored once."""
+    """Writes with an idempotent producer: what that one sends again is stored once."""
 
     def __init__(self, producer: Answer, topic: str) -> None:
         self._producer = producer

@@ -14,6 +14,7 @@ import pytest
 import bottomless
 from bottomless import After, Newest, Since
 from bottomless.errors import Conflict, DataDamaged, InvalidRequest, NotFound, Unavailable
+from tests.support.cli import Cli
 from tests.support.server import free_port
 
 if TYPE_CHECKING:
@@ -187,3 +188,17 @@ async def test_redis_may_restart_under_a_reader_and_a_writer(tmp_path: Path) -> 
             assert [first and first.value, second and second.value] == [1, 2]
     finally:
         server.stop()
+
+
+def test_redis_and_files_are_the_two_ends_of_a_relay(
+    server: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(tmp_path / "config")
+    text = b'{"a" : 1, "a":2}\n12345678901234567890123\n[ 1.0 , 1e400]\n' * 700
+    (tmp_path / "in.ndjson").write_bytes(text)
+    cli.ok("relay", "-i", "file://./in.ndjson", "-o", f"{server.url}/relayed")
+    middle = cli.ok("relay", "-i", f"{server.url}/relayed", "-o", "file://./x.ss")
+    assert middle.err.startswith("2,100 records, ")
+    cli.ok("relay", "-i", "file://./x.ss/relayed", "-o", "file://./out.ndjson")
+    assert (tmp_path / "out.ndjson").read_bytes() == text

@@ -166,6 +166,22 @@ def test_relay_keeps_times_and_keys_where_it_can(cli: Cli, url: str) -> None:
     assert all(f" | {name} | {n} | 0] ".encode() in line for n, line in enumerate(lines, 1))
 
 
+def test_relay_reads_lines_of_one_key_up_to_their_end(cli: Cli) -> None:
+    lines = (
+        b'[2022-01-02T03:04:05 | a] {"n": 1}\n\n{"n": "for all"}\n[b | 7] {"n": "other"}\n'
+        b"[2022-01-02T03:04:05.678 | a | 2 | 0] [2]\n"
+        b"[SEA_STREAMER_INTERNAL] EOS\n[a] 3\n"
+    )
+    run("-i", "stdio:///a", "-o", "file://./a.ss/copy", stdin=lines)
+    found = independent(Path("a.ss").read_bytes())[1]
+    assert [payload for *_, payload in found] == [b'{"n": 1}', b'{"n": "for all"}', b"[2]"]
+    assert [at_ms for _, _, _, at_ms, _ in found][::2] == [1641092645000, 1641092645678]
+    done = cli("relay", "-i", "file://./a.ss", "-o", "stdio:///a", "--from", "2099-01-01")
+    assert done.code == 0
+    run("-i", "stdio:///", "-o", "file://./all.ndjson", stdin=lines)
+    assert Path("all.ndjson").read_bytes().count(b"\n") == 4
+
+
 def test_relay_twice_copies_twice_and_goes_on_from_a_place(cli: Cli, url: str) -> None:
     Path("x.ndjson").write_bytes(b"1\n2\n3\n")
     relay(cli, "file://./x.ndjson", url)
