@@ -13,6 +13,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Body = bytes | tuple[bytes | memoryview, ...]
+"""The bytes of a response, or the pieces they are made of: our own cycle sends those uncopied."""
 
 _EXPOSED: Final = (
     b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-Ack,"
@@ -94,14 +96,15 @@ class Exchange(NamedTuple):
     send: Send
 
 
-def with_length(status: int, headers: Headers, body: bytes) -> Headers:
+def with_length(status: int, headers: Headers, body: Body) -> Headers:
     """The headers with the length of the body, where a response of that status has one."""
     if status in BODILESS:
         return headers
-    return [*headers, (b"content-length", b"%d" % len(body))]
+    length = len(body) if isinstance(body, bytes) else sum(map(len, body))
+    return [*headers, (b"content-length", b"%d" % length)]
 
 
-async def respond(send: Send, status: int, headers: Headers, body: bytes = b"") -> None:
+async def respond(send: Send, status: int, headers: Headers, body: Body = b"") -> None:
     """Send a whole response."""
     headers = with_length(status, headers, body)
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -121,10 +121,10 @@ class Cycle(RequestResponseCycle):
         self._head = b""
         if self.scope["method"] != "HEAD":
             if self.chunked_encoding:
-                if body:
-                    parts += [b"%x\r\n" % len(body), body, b"\r\n"]
-                if is_last:
-                    parts.append(b"0\r\n\r\n")
+                parts += _chunked(body, is_last=is_last)
+            elif isinstance(body, tuple):
+                # Large: the transport keeps references, and nobody copies.
+                parts += body
             elif body:
                 parts.append(body)
         if len(parts) == 1:
@@ -146,3 +146,8 @@ class Cycle(RequestResponseCycle):
             self.is_lingering = True
         else:
             self.transport.close()
+
+
+def _chunked(body: bytes, *, is_last: bool) -> list[bytes]:
+    parts = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+    return [*parts, b"0\r\n\r\n"] if is_last else parts

@@ -10,7 +10,7 @@ import msgspec
 
 from api.asgi import ALLOW, NO_STORE, Exchange, Headers, Receive, Scope, Send, respond
 from api.body import ClientGone, check_framing, read_body
-from api.chunk import CLOSED, chunk_headers, etag, join_pieces
+from api.chunk import CLOSED, body_of, chunk_headers, etag
 from api.errors import BadHeader, Forbidden, problem, render_error
 from api.protocol import (
     etag_matches,
@@ -256,4 +256,4 @@ class StreamDialect:
             if etag_matches(exchange.headers.get(b"if-none-match"), tag):
                 await respond(exchange.send, 304, reply)
                 return
-        await respond(exchange.send, 200, reply, join_pieces(result))
+        await respond(exchange.send, 200, reply, body_of(result))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Protocol
 
 from engine.format.offset import format_stored
 from engine.types import Offset
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Buffer(Protocol):
@@ -23,16 +25,18 @@ class Buffer(Protocol):
 class Run:
     """Records in offset order: their offsets, their joined bytes, where each one ends."""
 
-    __slots__ = ("count", "data", "ends", "keys", "separator_bytes")
+    __slots__ = ("count", "data", "ends", "first", "keys", "last", "separator_bytes")
 
     def __init__(
         self, keys: np.ndarray, ends: np.ndarray, data: Buffer, *, separator_bytes: int
     ) -> None:
-        assert len(keys) == len(ends)
+        assert len(keys) == len(ends) > 0
         self.keys = keys
         self.ends = ends
         self.data = data
         self.count = len(keys)
+        self.first = Offset(int(keys[0]))
+        self.last = Offset(int(keys[-1]))
         self.separator_bytes = separator_bytes
 
     @property
@@ -42,7 +46,12 @@ class Run:
 
     def index_after(self, position: Offset) -> int:
         """Index of the first record after ``position``."""
-        return int(np.searchsorted(self.keys, format_stored(position).encode(), side="right"))
+        if position < self.first:
+            return 0
+        if position >= self.last:
+            return self.count
+        # Not np.searchsorted: that copies all keys first.
+        return bisect_right(self.keys, format_stored(position).encode())
 
     def offset_at(self, index: int) -> Offset:
         """The offset of a record."""
@@ -50,7 +59,10 @@ class Run:
 
     def count_within(self, begin: int, bytes_max: int) -> int:
         """Index of the end of the records from ``begin`` that fit into ``bytes_max``."""
-        return int(np.searchsorted(self.ends, self._start(begin) + bytes_max, side="right"))
+        room = self._start(begin) + bytes_max
+        if room >= len(self.data):
+            return self.count
+        return int(self.ends.searchsorted(room, side="right"))
 
     def cut(self, begin: int, end: int) -> memoryview:
         """The joined bytes of records ``begin`` to ``end``."""

@@ -19,6 +19,8 @@ class Footer:
     metadata: pq.FileMetaData
     firsts: list[int]
     lasts: list[int]
+    sizes: list[int]
+    """Bytes of payload of each row group, roughly: what the file says before compression."""
     rows: int
 
 

@@ -7,7 +7,7 @@ record with its own offset, which costs a step per record.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from engine.errors import OffsetTrimmed
 from engine.format.offset import START
@@ -16,6 +16,10 @@ from engine.types import Offset
 if TYPE_CHECKING:
     from engine.format.batch import Batch
     from engine.format.run import Run
+
+
+ANY_SIZE: Final = 1 << 62
+"""A row group may be as large as it wants."""
 
 
 @dataclass(slots=True)
@@ -28,11 +32,18 @@ class Chunk:
     size: int = 0
     is_full: bool = False
     pieces: list[bytes | memoryview] = field(default_factory=list)
+    run: Run | None = None
+    """The row group it was last filled from."""
 
     @property
     def room(self) -> int:
         """Bytes that still fit."""
         return self.bytes_max - self.size
+
+    @property
+    def run_bytes_max(self) -> int:
+        """A row group may have this much, to be taken whole into a chunk that has something."""
+        return self.room + self.bytes_max // 4 if self.pieces else ANY_SIZE
 
     def skip_trimmed(self, trimmed: Offset) -> None:
         """Records up to ``trimmed`` are gone: fine for who reads from the start, and only then."""
@@ -53,16 +64,16 @@ class Chunk:
     def take_run(self, run: Run, limit: Offset) -> bool:
         """Add what a row group holds after the position; False if that is nothing.
 
-        A row group that does not fit is taken whole into a chunk that is less than half full, so
-        that the next chunk begins where a row group begins.
+        A row group that does not fit is taken whole into a chunk that holds little so far, so that
+        the next chunk begins where a row group begins. Else it is left for the next chunk: whoever
+        reads from the middle of a row group would wait for two of them.
         """
+        self.run = run
         begin, last = run.index_after(self.position), run.index_after(limit)
         if begin >= last:
             return False
         end = min(last, max(begin + 1, run.count_within(begin, self.bytes_max)))
-        if end <= begin or (
-            self.pieces and len(run.cut(begin, end)) > self.room + self.bytes_max // 2
-        ):
+        if end <= begin or (self.pieces and len(run.cut(begin, end)) > self.run_bytes_max):
             self.is_full = True
             return True
         self.take(run.cut(begin, end), run.offset_at(end - 1))
@@ -90,6 +101,7 @@ class RecordChunk:
     position: Offset
     count_max: int
     bytes_max: int
+    run_bytes_max: ClassVar[int] = ANY_SIZE
     size: int = 0
     is_full: bool = False
     records: list[tuple[Offset, bytes]] = field(default_factory=list)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from engine import metrics
 from engine.errors import OffsetTrimmed, StreamNotFound, TableDamaged
 from engine.index.files import OffsetIndex
-from engine.read.chunk import Chunk, RecordChunk
+from engine.read.ahead import ReadAhead
+from engine.read.chunk import ANY_SIZE, Chunk, RecordChunk
 from engine.read.rowgroups import RowGroups
 from engine.table.actions import EPOCH_APP
 from engine.table.replay import load_state, newer_entries
@@ -52,6 +53,7 @@ class Reader:
         self._storage = storage
         self._clock = clock
         self._row_groups = RowGroups(storage, settings)
+        self._ahead = ReadAhead(self._row_groups)
 
     def stop(self) -> None:
         """End the threads."""
@@ -65,6 +67,8 @@ class Reader:
         for part, limit in lineage(stream):
             await self._read_part(part, limit, chunk)
             if chunk.is_full:
+                if chunk.run is not None:
+                    self._ahead.served(part, position, chunk.position, last_run=chunk.run)
                 break
         seconds = _SECONDS_TAIL if is_fresh else _SECONDS_TABLE
         seconds.observe(self._clock.monotonic_s() - begun_s)
@@ -129,9 +133,10 @@ class Reader:
     ) -> list[tuple[bytes, Offset]]:
         """Records after ``position`` up to the next append, within one row group or batch."""
         if position < stream.committed:
-            found = await self._next_run(stream, position)
+            found = await self._next_run(stream, position, ANY_SIZE)
             if found is not None:
                 run, path, row_group = found
+                assert run is not None
                 seqs = await self._row_groups.append_seqs(path, row_group)
                 begin, last = run.index_after(position), run.index_after(limit)
                 if begin < last and not is_first and seqs[begin] == 0:
@@ -154,12 +159,14 @@ class Reader:
         while not chunk.is_full and chunk.position < min(limit, stream.tail):
             if chunk.position < stream.committed:
                 try:
-                    found = await self._next_run(stream, chunk.position)
+                    found = await self._next_run(stream, chunk.position, chunk.run_bytes_max)
                 except OffsetTrimmed as error:
                     chunk.skip_trimmed(min(limit, Offset(error.earliest)))
                     continue
                 if found is not None:
-                    if not chunk.take_run(found[0], limit):
+                    if found[0] is None:
+                        chunk.is_full = True
+                    elif not chunk.take_run(found[0], limit):
                         return
                     continue
             batches = stream.buffer.after(chunk.position)
@@ -170,8 +177,11 @@ class Reader:
                     return
                 chunk.take_batch(batch, limit)
 
-    async def _next_run(self, stream: Stream, position: Offset) -> tuple[Run, str, int] | None:
-        """The row group that holds the first committed record after ``position``.
+    async def _next_run(
+        self, stream: Stream, position: Offset, bytes_max: int
+    ) -> tuple[Run | None, str, int] | None:
+        """The row group that holds the first committed record after ``position``; without the run
+        where one begins that has more than about ``bytes_max``.
 
         OffsetTrimmed where records after it are gone: said by the very index that the run is found
         with, for a trim may come to light between two looks.
@@ -186,7 +196,7 @@ class Reader:
             try:
                 path = f"{stream.folder}/{files[0].path}"
                 run, row_group = await self._row_groups.after(
-                    stream.folder, files[0], position, stream.kind
+                    stream.folder, files[0], position, stream.kind, bytes_max=bytes_max
                 )
             except FileNotFoundError:
                 # Compaction replaced the file and vacuum removed it: the log

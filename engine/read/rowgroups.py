@@ -10,13 +10,19 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from engine.errors import BottomlessError, StorageUnavailable, TableDamaged
 from engine.read.cache import Footer, FooterCache, RunCache
-from engine.table.parquet import open_file, read_append_seq, read_row_group, row_group_bounds
+from engine.table.parquet import (
+    open_file,
+    read_append_seq,
+    read_row_group,
+    row_group_bounds,
+    row_group_sizes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +36,9 @@ if TYPE_CHECKING:
     from engine.types import Offset, PayloadKind
 
 T = TypeVar("T")
+_DEPTH: Final = 2
+"""Row groups that are decoded before a reader that walks forward asks for them."""
+_AHEAD_CACHE_RATIO: Final = 8
 
 
 class RowGroups:
@@ -41,18 +50,22 @@ class RowGroups:
         self._runs = RunCache(settings.cache_bytes)
         self._footers = FooterCache(settings.footers_max)
         self._decoding: dict[tuple[str, int], asyncio.Future[Run]] = {}
+        self._opening: dict[str, asyncio.Future[Footer]] = {}
+        # What is decoded ahead must still be there when it is asked for.
+        has_room = settings.cache_bytes >= _AHEAD_CACHE_RATIO * settings.row_group_bytes
+        self._runs_ahead_max = _DEPTH * settings.threads if has_room else 0
 
     def stop(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
     async def after(
-        self, folder: str, data: DataFile, position: Offset, kind: PayloadKind
-    ) -> tuple[Run, int]:
+        self, folder: str, data: DataFile, position: Offset, kind: PayloadKind, *, bytes_max: int
+    ) -> tuple[Run | None, int]:
         """The row group of a file that holds the first record after ``position``, and its index.
 
-        Raises FileNotFoundError where the file is gone, TableDamaged where it is not what the log
-        says.
+        None instead of one that begins there and has more than about ``bytes_max``. Raises
+        FileNotFoundError where the file is gone, TableDamaged where it is not what the log says.
         """
         path = f"{folder}/{data.path}"
         footer = await self._footer(path)
@@ -60,10 +73,41 @@ class RowGroups:
         if (footer.firsts[0], footer.lasts[-1], footer.rows) != told:
             raise _damaged(path, "it holds other records than the log says")
         index = bisect_right(footer.lasts, position)
+        if footer.sizes[index] > bytes_max and position < footer.firsts[index]:
+            return None, index
         run = self._runs.get(path, index)
         if run is None:
-            run = await self._decode_once(path, index, footer, kind)
+            # Shielded: a reader that goes away must not take the others' decode with it.
+            run = await asyncio.shield(self._decode_once(path, index, footer, kind))
         return run, index
+
+    def prepare(self, folder: str, data: DataFile, position: Offset, kind: PayloadKind) -> None:
+        """Begin to decode what `after` will be asked for, and the row group behind it."""
+        if not self._runs_ahead_max or len(self._decoding) >= self._runs_ahead_max:
+            return
+        path = f"{folder}/{data.path}"
+        footer = self._footers.get(path)
+        if footer is None:
+            if path not in self._opening:
+                opening = asyncio.ensure_future(self._footer(path))
+                self._opening[path] = opening
+                opening.add_done_callback(lambda done: self._opened(path, position, kind, done))
+            return
+        begin = bisect_right(footer.lasts, position)
+        for index in range(begin, min(begin + _DEPTH, len(footer.lasts))):
+            if self._runs.get(path, index) is None:
+                self._decode_once(path, index, footer, kind)
+
+    def _opened(
+        self, path: str, position: Offset, kind: PayloadKind, done: asyncio.Future[Footer]
+    ) -> None:
+        del self._opening[path]
+        # What cannot be read is told to whoever asks for it.
+        if not done.cancelled() and done.exception() is None:
+            footer = done.result()
+            index = bisect_right(footer.lasts, position)
+            if index < len(footer.lasts) and self._runs.get(path, index) is None:
+                self._decode_once(path, index, footer, kind)
 
     async def append_seqs(self, path: str, index: int) -> np.ndarray:
         """Where appends begin in a row group: the zeros."""
@@ -89,7 +133,9 @@ class RowGroups:
             self._footers.put(path, footer)
         return footer
 
-    async def _decode_once(self, path: str, index: int, footer: Footer, kind: PayloadKind) -> Run:
+    def _decode_once(
+        self, path: str, index: int, footer: Footer, kind: PayloadKind
+    ) -> asyncio.Future[Run]:
         """Readers that come while a row group is decoded wait for that decode."""
         key = (path, index)
         decoding = self._decoding.get(key)
@@ -98,8 +144,7 @@ class RowGroups:
             decoding = asyncio.ensure_future(work)
             self._decoding[key] = decoding
             decoding.add_done_callback(lambda done: self._decoded(key, done))
-        # Shielded: a reader that goes away must not take the others' decode with it.
-        return await asyncio.shield(decoding)
+        return decoding
 
     def _decoded(self, key: tuple[str, int], done: asyncio.Future[Run]) -> None:
         del self._decoding[key]
@@ -113,7 +158,8 @@ class RowGroups:
             if not edges or edges != sorted(edges):
                 raise _damaged(path, "its row groups overlap")
             firsts, lasts = edges[::2], edges[1::2]
-            return Footer(file.metadata, firsts, lasts, file.metadata.num_rows)
+            sizes = row_group_sizes(file)
+            return Footer(file.metadata, firsts, lasts, sizes, file.metadata.num_rows)
 
     def _read_run(self, path: str, index: int, footer: Footer, kind: PayloadKind) -> Run:
         with (
@@ -123,8 +169,7 @@ class RowGroups:
         ):
             run = read_row_group(file, index, kind)
             # Pages have checksums, the footer has none.
-            told = (footer.firsts[index], footer.lasts[index])
-            if not len(run.keys) or (int(run.keys[0]), int(run.keys[-1])) != told:
+            if (run.first, run.last) != (footer.firsts[index], footer.lasts[index]):
                 raise _damaged(path, "its footer tells other offsets than it holds")
             return run
 

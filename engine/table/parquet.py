@@ -76,6 +76,14 @@ def row_group_bounds(file: pq.ParquetFile) -> list[tuple[int, int]]:
     return bounds
 
 
+def row_group_sizes(file: pq.ParquetFile) -> list[int]:
+    """What the data column of each row group takes before compression."""
+    metadata = file.metadata
+    data = metadata.schema.names.index("data")
+    groups = range(metadata.num_row_groups)
+    return [metadata.row_group(group).column(data).total_uncompressed_size for group in groups]
+
+
 def read_row_group(file: pq.ParquetFile, index: int, kind: PayloadKind) -> Run:
     """Decode one row group into joined bytes and the places where records end."""
     table = file.read_row_group(index, columns=_READ_COLUMNS, use_threads=False)

@@ -1,0 +1,96 @@
+"""Read-ahead, told from the files that are opened: once for a footer, once for each row group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from engine import errors
+from engine.settings import KIB, ReadSettings
+from engine.types import Offset, StreamName
+from tests.support.model import SMALL, Lives, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDS = [b'"%03d%s"' % (number, b"x" * 1000) for number in range(8)]
+STREAM = StreamName("s")
+
+
+class Watched:
+    """An engine with one file of eight row groups, a record in each, and what it opens of it."""
+
+    def __init__(self, root: Path, cache_bytes: int) -> None:
+        read = ReadSettings(chunk_bytes=KIB, row_group_bytes=KIB, cache_bytes=cache_bytes)
+        self.lives = Lives(root, SMALL.model_copy(update={"read": read}))
+        self.opened = 0
+        self.offsets: list[Offset] = []
+
+    async def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Fill the stream, and start anew so that nothing is in memory."""
+        await self.lives.start()
+        await self.lives.create(STREAM)
+        for record in RECORDS:
+            self.offsets.append((await self.lives.append(STREAM, record)).tail)
+        await self.lives.restart(without_wal=True)
+        storage = self.lives.storage
+        open_input = storage.open_input
+
+        def count(path: str) -> object:
+            self.opened += path.endswith(".parquet")
+            return open_input(path)
+
+        monkeypatch.setattr(storage, "open_input", count)
+
+    async def read(self, position: int = 0) -> list[bytes]:
+        """One chunk."""
+        return [bytes(piece) for piece in (await self.lives.log.read(STREAM, position)).pieces]
+
+    def remove_files(self) -> None:
+        """As vacuum does, but with nothing in their place."""
+        for path in self.lives.root.rglob("*.parquet"):
+            path.unlink()
+
+
+async def test_ahead_decodes_what_a_reader_from_the_start_asks_for_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    watched = Watched(root, 64 * KIB)
+    await watched.begin(monkeypatch)
+    assert await watched.read() == [RECORDS[0]]
+    await until(lambda: watched.opened == 4, "one footer, one row group and two ahead")
+    assert await watched.read(watched.offsets[0]) == [RECORDS[1]]
+    await until(lambda: watched.opened == 5, "one more ahead")
+    # Decoded is more than opened: the stop waits for the threads, the next read for nobody.
+    assert await watched.read(watched.offsets[1]) == [RECORDS[2]]
+    watched.remove_files()
+    assert await watched.read(watched.offsets[2]) == [RECORDS[3]]
+    await watched.lives.stop()
+
+
+@pytest.mark.parametrize(("cache_bytes", "begin"), [(64 * KIB, 3), (2 * KIB, 0), (0, 0)])
+async def test_ahead_decodes_nothing_for_who_jumps_or_where_there_is_no_room(
+    root: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int, begin: int
+):
+    watched = Watched(root, cache_bytes)
+    await watched.begin(monkeypatch)
+    position = watched.offsets[begin - 1] if begin else 0
+    assert await watched.read(position) == [RECORDS[begin]]
+    # Ends when the threads have done all they were told to do.
+    await watched.lives.stop()
+    assert watched.opened == 2
+
+
+async def test_ahead_of_files_that_are_gone_is_told_to_who_asks_for_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    watched = Watched(root, 64 * KIB)
+    await watched.begin(monkeypatch)
+    assert await watched.read() == [RECORDS[0]]
+    await until(lambda: watched.opened == 4, "two row groups ahead")
+    await watched.read(watched.offsets[0])
+    watched.remove_files()
+    with pytest.raises(errors.TableDamaged, match="missing"):
+        await watched.read(watched.offsets[5])
+    await watched.lives.stop()
