@@ -201,7 +201,8 @@ class _Beacon:
     behind: int
     """How many bytes of messages are before it, counted from where the decoder began."""
     remaining: int
-    items: tuple[tuple[str, int, int, int, int], ...]
+    items: tuple[tuple[str, int, int], ...]
+    """Key, shard, highest sequence."""
 
 
 class Decoder:
@@ -325,9 +326,8 @@ class Decoder:
             if place > len(raw):
                 return None
             key = self._key(bytes(raw[begin:marks]), self._at)
-            shard, sequence, at_ms = _MARKS.unpack_from(raw, marks)
-            checksum = int.from_bytes(raw[place - 2 : place], "big")
-            items.append((key, shard, sequence, at_ms, checksum))
+            shard, sequence, _ = _MARKS.unpack_from(raw, marks)
+            items.append((key, shard, sequence))
         if place >= len(raw):
             return None
         if raw[place] != END_MARK:
@@ -398,8 +398,11 @@ class Decoder:
             beacon = self._beacons.popleft()
             if beacon.behind + beacon.remaining != place:
                 raise self._damaged(beacon.at, "a beacon does not fit the message around it")
-            for key, shard, sequence, at_ms, checksum in beacon.items if self._knows_all else ():
-                if self.streams.get((key, shard)) != StreamState(sequence, at_ms, checksum):
+            # SeaStreamer 0.5 begins times and running checksums anew when it appends to a file, so
+            # only the sequence is the same in every good file.
+            for key, shard, sequence in beacon.items if self._knows_all else ():
+                state = self.streams.get((key, shard))
+                if state is None or state.sequence != sequence:
                     raise self._damaged(beacon.at, f"a beacon tells something else of {key!r}")
 
     def _check_remaining(self, beacon: _Beacon) -> None:
