@@ -96,6 +96,11 @@ class Exchange(NamedTuple):
     send: Send
 
 
+def render_lines(headers: Headers) -> bytes:
+    """The headers as they are sent."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
 def with_length(status: int, headers: Headers, body: Body) -> Headers:
     """The headers with the length of the body, where a response of that status has one."""
     if status in BODILESS:

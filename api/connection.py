@@ -18,7 +18,7 @@ from typing_extensions import override
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.cycle import Cycle, render_whole
+from api.cycle import Cycle, render_quickly, render_whole
 from api.errors import PROBLEM_TYPE, problem
 from api.routes.quick import QUICK_START
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from api.asgi import Headers
     from api.routes.quick import QuickAppend
     from api.settings import HttpSettings
 
@@ -149,13 +148,13 @@ class Connection(HttpToolsProtocol):
         if len(self._held) > self.http.header_bytes:
             self.flow.pause_reading()
 
-    def _answer_quickly(self, status: int, headers: Headers, body: bytes) -> None:
+    def _answer_quickly(self, status: int, lines: bytes, body: bytes) -> None:
         self._is_quick = False
         if self.transport.is_closing():
             return
         default_headers, keep_alive = self.server_state.default_headers, not self._is_last
         self.transport.write(
-            render_whole(status, headers, body, default_headers, keep_alive=keep_alive)
+            render_quickly(status, lines, body, default_headers, keep_alive=keep_alive)
         )
         self._since = self.loop.time()
         if self._is_last:

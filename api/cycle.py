@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from api.asgi import BODILESS, with_length
+from api.asgi import BODILESS, render_lines, with_length
 
 if TYPE_CHECKING:
     from api.asgi import Headers, Message
@@ -27,7 +27,7 @@ class DefaultHeaders:
     def render(self, source: Headers) -> bytes:
         """The bytes of ``source``, rendered once per list."""
         if source is not self._source:
-            self._rendered = b"".join([b"%b: %b\r\n" % header for header in source])
+            self._rendered = render_lines(source)
             self._source = source
         return self._rendered
 
@@ -39,10 +39,9 @@ def render_head(
     status: int, headers: Headers, default_headers: Headers, *, keep_alive: bool
 ) -> bytes:
     """Status line and headers of a response, with the empty line."""
-    parts = [STATUS_LINE[status], _default_headers.render(default_headers)]
-    parts += [b"%b: %b\r\n" % header for header in headers]
-    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-    return b"".join(parts)
+    defaults = _default_headers.render(default_headers)
+    end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+    return b"".join((STATUS_LINE[status], defaults, render_lines(headers), end))
 
 
 def render_whole(
@@ -51,6 +50,16 @@ def render_whole(
     """A whole response."""
     headers = with_length(status, headers, body)
     return render_head(status, headers, default_headers, keep_alive=keep_alive) + body
+
+
+def render_quickly(
+    status: int, lines: bytes, body: bytes, default_headers: Headers, *, keep_alive: bool
+) -> bytes:
+    """A whole response whose headers are lines already."""
+    length = b"" if status in BODILESS else b"content-length: %d\r\n" % len(body)
+    defaults = _default_headers.render(default_headers)
+    end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+    return b"".join((STATUS_LINE[status], defaults, lines, length, end, body))
 
 
 class Cycle(RequestResponseCycle):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from engine import metrics
 from engine.errors import BottomlessError, Overloaded, StorageUnavailable
 from engine.write.operations import (
     AppendOperation,
     CreateOperation,
     DeleteOperation,
+    Done,
     Operation,
     Outcome,
 )
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from engine.write.segments import Segments
 
 _CLOSED: Final = "the server is stopping"
+_log: Final = structlog.get_logger("engine.group")
 
 
 class GroupCommit:
@@ -51,6 +55,8 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._open: list[Operation] = []
         self._open_bytes = 0
+        self._has_delete = False
+        """A delete is among the open ones."""
         self._opened_s = 0.0
         self._in_flight_since_s = 0.0
         self._in_flight: list[Operation] | None = None
@@ -92,6 +98,8 @@ class GroupCommit:
             self._opened_s = self._clock.monotonic_s()
         self._open.append(operation)
         self._open_bytes += operation.payload_bytes
+        if type(operation) is DeleteOperation:
+            self._has_delete = True
         if self._in_flight is None and not self._seal_scheduled:
             # One turn of the loop later: everything parsed in this turn shares the write.
             self._seal_scheduled = True
@@ -136,12 +144,13 @@ class GroupCommit:
         """
         operations, self._open = self._open, []
         has_delete = False
-        for index, operation in enumerate(operations):
+        for index, operation in enumerate(operations if self._has_delete else ()):
             if type(operation) is CreateOperation and has_delete:
                 operations, self._open = operations[:index], operations[index:]
                 break
             has_delete = has_delete or type(operation) is DeleteOperation
         self._open_bytes = sum(operation.payload_bytes for operation in self._open)
+        self._has_delete = any(type(operation) is DeleteOperation for operation in self._open)
         return operations
 
     def _written_on_wal_thread(self, written: Written) -> None:
@@ -153,10 +162,14 @@ class GroupCommit:
         if written.error is None:
             self._apply(operations, written)
         else:
-            self._fail(operations, written.error)
-        if self._open:
-            self._seal()
-        elif self._idle is not None:
+            operations = self._fail(operations, written.error)
+        try:
+            # The disk works on while the answers go out.
+            if self._open:
+                self._seal()
+        finally:
+            self._resolve(operations, written.error)
+        if self._idle is not None and self._in_flight is None and not self._open:
             self._idle.set_result(None)
             self._idle = None
 
@@ -164,8 +177,6 @@ class GroupCommit:
         self.lsn += 1
         for operation in operations:
             operation.apply(self._outcome)
-            if not operation.done.done():
-                operation.done.set_result(None)
             if type(operation) is DeleteOperation:
                 # A successor of the same name must start above every offset of this one.
                 self.epoch += 1
@@ -176,38 +187,50 @@ class GroupCommit:
         self._segments.written(written.segment, written.bytes, operations)
         self._count(operations, written)
 
+    def _resolve(self, operations: list[Operation], error: BottomlessError | None) -> None:
+        """Tell whoever waits, when all state is as it will be: who is told may submit more."""
+        for operation in operations:
+            try:
+                if error is not None:
+                    _set_exception(operation.done, error)
+                elif not operation.done.done():
+                    operation.done.set_result(None)
+            except Exception as failure:  # noqa: BLE001  (supervised: the others wait, too)
+                _log.error("whoever waited could not be told", exc_info=failure)
+
     def _count(self, operations: list[Operation], written: Written) -> None:
-        records = sum(
-            operation.records.count
-            for operation in operations
-            if type(operation) is AppendOperation
-        )
+        records = payload_bytes = 0
+        for operation in operations:
+            if type(operation) is AppendOperation:
+                records += operation.records.count
+                payload_bytes += operation.payload_bytes
         metrics.append_records.inc(records)
-        metrics.append_bytes.inc(sum(operation.payload_bytes for operation in operations))
+        metrics.append_bytes.inc(payload_bytes)
         metrics.append_batch_records.observe(records)
         metrics.wal_fsync_seconds.observe(written.seconds)
         metrics.append_ack_seconds.observe(self._clock.monotonic_s() - self._in_flight_since_s)
         metrics.queue_bytes.set(self._open_bytes)
 
-    def _fail(self, operations: list[Operation], error: BottomlessError) -> None:
-        """Everything that was judged as if these were durable fails with them."""
+    def _fail(self, operations: list[Operation], error: BottomlessError) -> list[Operation]:
+        """Everything that was judged as if these were durable fails with them; returns that."""
         metrics.storage_failures.labels(op="wal").inc()
         operations, self._open, self._open_bytes = operations + self._open, [], 0
+        self._has_delete = False
         for operation in operations:
             stream = operation.stream
             stream.pending = None
             stream.delete_pending = False
             stream.assigned = stream.tail
-            _set_exception(operation.done, error)
         for barrier in self._barriers_in_flight + self._barriers_open:
             _set_exception(barrier, error)
         self._barriers_open, self._barriers_in_flight = [], []
         self._registry.forget_announcements()
+        return operations
 
 
-def _set_exception(future: asyncio.Future[None], error: BottomlessError) -> None:
+def _set_exception(done: Done, error: BottomlessError) -> None:
     """Fail a future that may have been cancelled, or that nobody may ever look at."""
-    if not future.done():
+    if not done.done():
         # One error serves many: without this its traceback would grow with every one of them.
-        future.set_exception(error.with_traceback(None))
-        future.exception()
+        done.set_exception(error.with_traceback(None))
+        done.exception()

@@ -18,7 +18,9 @@ from engine.types import Offset, ProducerStamp
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
+    from engine.errors import BottomlessError
     from engine.write.ingest import Records
 
 
@@ -33,6 +35,46 @@ class Outcome(Protocol):
 
     def deleted(self, stream: Stream) -> None:
         """A stream was deleted or has expired."""
+
+
+class Done(Protocol):
+    """Told once how an operation ended; a future is one."""
+
+    def done(self) -> bool:
+        """Nobody waits any more."""
+
+    def set_result(self, result: None, /) -> None:
+        """It is durable."""
+
+    def set_exception(self, exception: BottomlessError, /) -> None:
+        """It has failed."""
+
+    def exception(self) -> BaseException | None:
+        """Marks the failure as seen."""
+
+
+class Call:
+    """A call instead of a future: that would cost an object, a handle and a turn of the loop."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[BottomlessError | None], None]) -> None:
+        self._call = call
+
+    def done(self) -> bool:
+        """Nobody can cancel a call."""
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        """It is durable."""
+        self._call(result)
+
+    def set_exception(self, exception: BottomlessError, /) -> None:
+        """It has failed."""
+        self._call(exception)
+
+    def exception(self) -> None:
+        """Whoever is called has seen it."""
 
 
 class CreateOperation:
@@ -82,7 +124,7 @@ class AppendOperation:
         self,
         stream: Stream,
         records: Records,
-        done: asyncio.Future[None],
+        done: Done,
         *,
         closes: bool,
         producer: ProducerStamp | None = None,

@@ -55,7 +55,13 @@ from engine.write.judge import (
     difference,
     wants_table,
 )
-from engine.write.operations import AppendOperation, CreateOperation, DeleteOperation
+from engine.write.operations import (
+    AppendOperation,
+    Call,
+    CreateOperation,
+    DeleteOperation,
+    Done,
+)
 
 if TYPE_CHECKING:
     import random
@@ -191,8 +197,9 @@ class Writer:
     async def append(self, name: StreamName, request: AppendRequest) -> AppendResult:
         """Append and/or close; returns when that is durable."""
         stream = await self.require(name)
+        done = self._group.future()
         try:
-            operation = self._judge(stream, request)
+            operation = self._judge(stream, request, done)
         except _VERDICTS as refusal:
             await self._group.barrier()
             if isinstance(refusal, StreamClosed):
@@ -203,7 +210,7 @@ class Writer:
             result = await self._duplicate(stream, request)
         else:
             self._group.submit(operation)
-            await operation.done
+            await done
             result = _result(operation)
         if not wants_table(stream, request):
             return result
@@ -224,20 +231,18 @@ class Writer:
         stream = self.require_soon(name)
         if wants_table(stream, request):
             return False
-        operation = self._judge(stream, request)
-        if operation is None:
-            return False
 
-        def tell(future: asyncio.Future[None]) -> None:
-            error = future.exception()
-            assert error is None or isinstance(error, BottomlessError)
+        def tell(error: BottomlessError | None) -> None:
+            assert operation is not None
             done(_result(operation) if error is None else error)
 
-        operation.done.add_done_callback(tell)
+        operation = self._judge(stream, request, Call(tell))
+        if operation is None:
+            return False
         self._group.submit(operation)
         return True
 
-    def _judge(self, stream: Stream, request: AppendRequest) -> AppendOperation | None:
+    def _judge(self, stream: Stream, request: AppendRequest, done: Done) -> AppendOperation | None:
         """The checks in the order the protocol wants; None for a duplicate."""
         check_not_empty(request)
         stamp = request.producer
@@ -263,7 +268,7 @@ class Writer:
         return AppendOperation(
             stream,
             records,
-            self._group.future(),
+            done,
             closes=request.close,
             producer=stamp,
             meta=append_meta(stream, request),

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from api.asgi import render_lines
 from api.auth.gate import OpenGate
+from api.routes.append import render_append, render_stored
 from api.routes.quick import QuickAppend
 from api.settings import HttpSettings
 from engine.errors import StorageUnavailable
 from engine.settings import LimitSettings
-from engine.types import AppendRequest, AppendResult, Offset
+from engine.types import Ack, AppendRequest, AppendResult, Offset, ProducerStamp
 
 BODY = b'{"a":1}'
 HOST = b"Host: h"
@@ -116,8 +118,66 @@ def test_quick_append_answers_when_it_is_durable() -> None:
         assert quick(post(HOST, JSON, LENGTH), lambda *reply: replies.append(reply))
         assert len(replies) < len(log.requests)
         log.done(AppendResult(tail=Offset(10**16 + 5), closed=False))
-    offset = (b"stream-next-offset", b"0000000000000001_0000000000000005")
-    assert replies == [(204, [offset, (b"stream-ack", b"wal")], b"")] * 2
+    lines = b"stream-next-offset: 0000000000000001_0000000000000005\r\nstream-ack: wal\r\n"
+    assert replies == [(204, lines, b"")] * 2
+
+
+def test_quick_append_reads_the_numbers_of_each_head() -> None:
+    log = Submitted()
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
+    for seq in (0, 1, 9, 10, 2**53 - 1):
+        body = b"[%s]" % (b"1," * seq if seq < 11 else b"")
+        for path in (b"a", b"b/c", b"%C3%A4"):
+            headers = (b"Producer-Seq: %d" % seq, HOST, PRODUCER[0], b"Producer-Epoch: 3", JSON)
+            length = b"Content-Length: %d" % len(body)
+            data = post(*headers, length, path=b"/v1/stream/" + path, body=body)
+            assert quick(data, lambda *_: None)
+            assert not quick(data[:-1], lambda *_: None)
+            assert not quick(data + b"1", lambda *_: None)
+            name, request = log.requests[-1]
+            assert name == {b"%C3%A4": "ä"}.get(path, path.decode())
+            assert request.body == body
+            assert request.producer == ProducerStamp("p", 3, seq)
+    assert len(log.requests) == 15
+
+
+@pytest.mark.parametrize(
+    "number", [b"01", b"00", b"-1", b"+1", b"1 ", b"9007199254740992", b"1" * 17, b"", b"1_0"]
+)
+def test_quick_append_leaves_odd_numbers_to_the_route(number: bytes) -> None:
+    log = Submitted()
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
+    assert quick(post(HOST, JSON, LENGTH, *PRODUCER), lambda *_: None)
+    head = (HOST, JSON, LENGTH, *PRODUCER[:2], b"Producer-Seq: " + number)
+    assert not quick(post(*head), lambda *_: None)
+    assert not quick(post(HOST, JSON, LENGTH, *PRODUCER, PRODUCER[2]), lambda *_: None)
+    assert not quick(post(HOST, JSON, LENGTH, *PRODUCER, LENGTH), lambda *_: None)
+
+
+def test_quick_append_keeps_shapes_that_differ_apart() -> None:
+    log = Submitted()
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
+    for producer in (b"p", b"q", b"Producer-Seq: 7"):
+        for epoch in (0, 1):
+            stamp = (b"Producer-Id: " + producer, b"Producer-Epoch: %d" % epoch, b"Producer-Seq: 7")
+            for headers in ((HOST, JSON, LENGTH, *stamp), (*stamp, HOST, LENGTH, JSON)):
+                assert quick(post(*headers), lambda *_: None)
+                stamped = log.requests[-1][1].producer
+                assert stamped == ProducerStamp(producer.decode(), epoch, 7)
+
+
+@pytest.mark.parametrize("producer", [None, ProducerStamp("p", 2, 3)])
+@pytest.mark.parametrize("ack", list(Ack))
+@pytest.mark.parametrize("flags", [{}, {"closed": True}, {"duplicate": True}])
+def test_quick_append_answers_as_the_route(
+    producer: ProducerStamp | None, ack: Ack, flags: dict[str, bool]
+) -> None:
+    request = AppendRequest("application/json", BODY, producer=producer)
+    result = AppendResult(
+        Offset(10**16 + 5), **{"closed": False, **flags}, ack=ack, producer_epoch=2, producer_seq=3
+    )
+    status, headers = render_append(request, result)
+    assert render_stored(request, result) == (status, render_lines(headers))
 
 
 def test_quick_append_tells_that_the_disk_failed() -> None:
