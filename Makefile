@@ -120,10 +120,23 @@ test-faults: install fault-tools ## Every fault, as often as it takes (an hour o
 
 # --- the rest -------------------------------------------------------------------------------
 
-.PHONY: bench bench-producer bench-jobs docs clean
-bench: $(BASE) ## Measure throughput and latency against a baseline in the same run
+.PHONY: bench bench-quick bench-peers bench-growth bench-storage bench-report soak
+bench: $(BASE) ## Measure the server and the peers that are installed, side by side (half an hour)
 	$(BIN)/python bench/run.py $(ARGS)
+bench-quick: $(BASE) ## The same in two minutes, without the slow peers
+	$(BIN)/python bench/run.py --quick $(ARGS)
+bench-peers: ## Install the servers that ours is measured against, where that works
+	scripts/install_peers.sh $(VENV)/peers
+bench-growth: $(BASE) ## What one stream costs at 1,000 to 1,000,000 records (ARGS=--ten-million)
+	$(BIN)/python bench/growth.py $(ARGS)
+bench-storage: $(BASE) ## Parquet bytes of typical events, against the bytes that were sent
+	$(BIN)/python bench/storage.py $(ARGS)
+bench-report: $(DEV) ## Write the latest results into docs/performance.md, with plots
+	$(BIN)/python bench/report.py $(ARGS)
+soak: $(DEV) ## Mixed load for MINUTES=30; memory, files and latency must stay flat
+	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),30) $(ARGS)
 
+.PHONY: bench-producer bench-jobs docs clean
 bench-producer: $(BASE) ## Measure the client library's producers against ready-made requests
 	$(BIN)/python bench/producer.py $(ARGS)
 
