@@ -39,8 +39,11 @@ def throughput(whole: dict[str, Any], path: Path) -> str:
     figure, panels = pyplot.subplots(2, 3, figsize=(10, 2 + 0.42 * len(names)), squeeze=False)
     for panel, workload in zip(panels.flat, shown, strict=False):
         values = [medians[workload].get(n, {}).get(THROUGHPUT[workload], 0) for n in names]
-        panel.barh(range(len(names)), values, color=colours(names))
+        bars = panel.barh(range(len(names)), values, color=colours(names))
+        panel.bar_label(bars, [f"{v:,.0f}" if v else "-" for v in values], fontsize=7, padding=2)
         panel.set_xscale("log")
+        panel.set_xlim(min([v for v in values if v], default=1) / 5, max([*values, 2]) * 4)
+        panel.minorticks_off()
         panel.set_yticks(range(len(names)), names if panel in panels[:, 0] else [""] * len(names))
         panel.invert_yaxis()
         unit = "MB/s" if THROUGHPUT[workload] == "mb_per_s" else "records/s"
@@ -81,9 +84,16 @@ def latency(whole: dict[str, Any], path: Path) -> str:
 def growth(whole: dict[str, Any], path: Path) -> str:
     marks = whole["marks"]
     records = [at["records"] for at in marks]
-    figure, panels = pyplot.subplots(1, 4, figsize=(10, 2.8))
+    figure, panels = pyplot.subplots(1, 5, figsize=(11, 2.8))
+    versions = whole["versions"]
+    panels[4].plot(
+        [at["version"] for at in versions], [at["commit_ms"] for at in versions], "o-", color=OURS
+    )
+    panels[4].set_ylim(bottom=0)
+    panels[4].set_title("commit, ms")
+    panels[4].set_xlabel("versions of the table")
     for panel, title, keys in zip(
-        panels,
+        panels[:4],
         ("append, ms", "commit, ms", "read at the tail, ms", "RSS, MB"),
         (("append_p50_ms", "append_p99_ms"), ("commit_ms",), ("tail_read_p50_ms",), ("rss_mb",)),
         strict=True,

@@ -152,7 +152,10 @@ def growth(whole: dict[str, Any]) -> str:
         for at in whole["marks"]
     ]
     head = f"Measured {whole['when'][:10]}: one stream, records of {whole['record_bytes']} bytes."
-    return "\n\n".join([head, "\n".join(lines), plots.growth(whole, IMAGES / "growth.svg")])
+    head += " A commit is of one record, from sending it to its acknowledgement by the table."
+    versions = [f"{at['version']:,}: {at['commit_ms']:.1f}" for at in whole["versions"]]
+    last = f"Such a commit (ms) in a stream of that many versions: {', '.join(versions)}."
+    return "\n\n".join([head, "\n".join(lines), last, plots.growth(whole, IMAGES / "growth.svg")])
 
 
 def storage(whole: dict[str, Any]) -> str:
