@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROUNDS = times(quick=12, long=200)
 
 
-@pytest.mark.timeout(120 + 15 * ROUNDS)
+@pytest.mark.timeout(120 + 40 * ROUNDS)
 @pytest.mark.fault("C1", "kill -9 at a random moment, sometimes again while it starts")
 def test_server_killed_at_random_moments_keeps_every_promise(
     tmp_path: Path, tally: Tally, whole: WholeCheck
