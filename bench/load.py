@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import resource
 import sys
 import time
@@ -30,6 +31,7 @@ class Loop(asyncio.Protocol):
         self.missing = 0
         self.head = b""
         self.records = 0
+        self.seam = b""
 
     def connection_made(self, transport) -> None:
         self.transport = transport
@@ -47,7 +49,7 @@ class Loop(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.missing:
             self.missing -= len(data)
-            self.records += data.count(BEGIN)
+            self.count(data)
         else:
             self.head += data
             end = self.head.find(b"\r\n\r\n")
@@ -55,11 +57,17 @@ class Loop(asyncio.Protocol):
                 return
             self.answer, body = self.head[:end].lower(), self.head[end + 4 :]
             self.missing = int(header(self.answer, b"content-length") or 0) - len(body)
-            self.records += body.count(BEGIN)
+            self.count(body)
             self.head = b""
         if self.missing <= 0:
             self.took = time.perf_counter() - self.sent_at
             self.send(self.answer)
+
+    def count(self, body: bytes) -> None:
+        """Records that begin in it, or on the seam between it and what came before."""
+        seam = self.seam + body[: len(BEGIN) - 1]
+        self.records += body.count(BEGIN) + seam.count(BEGIN)
+        self.seam = (self.seam + body if len(body) < len(BEGIN) else body)[-len(BEGIN) + 1 :]
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
@@ -80,7 +88,8 @@ class Appends:
         self.latencies: list[float] = []
         self.errors = 0
         self.written = 0
-        pad = b"x" * (options.size - len(BEGIN) - 16 - len(b'","pad":""}'))
+        room = options.size - len(BEGIN) - 16 - len(b'","pad":""}')
+        pad = bytes(random.Random(7).choices(b"0123456789abcdef", k=room))
         records = [BEGIN + b'%016d","pad":"%b"}' % (n, pad) for n in range(options.batch)]
         self.body = b"[" + b",".join(records) + b"]"
         self.seqs: dict[int, int] = {}

@@ -42,6 +42,7 @@ __all__ = ["EXECUTABLE", "create_stream", "free_port"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SLOW_SHARE = 5
+PYTHON_SPEAKS = {"append", "producers", "history", "settle", "restart"}
 GROUPS = tuple(groups(FULL, is_quick=False))
 
 
@@ -150,7 +151,7 @@ class Run:
         subject = server.subject
         wanted = [s for s in steps if s in (SETTLE, RESTART) or s.needs in subject.speaks]
         if self.loader.name == "python":
-            wanted = [s for s in wanted if s.needs in ("append", "producers", "history", "settle")]
+            wanted = [s for s in wanted if s.needs in PYTHON_SPEAKS]
         if all(step in (SETTLE, RESTART) for step in wanted):
             return
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growth import JSON, settle
+from pyarrow.parquet import ParquetFile
 from subjects import BY_NAME, CLONE, Running
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def measure(server: Running, kind: str, records: int) -> dict[str, Any]:
     table = server.root / "data" / stream
     files = list(table.rglob("*.parquet"))
     files = [path for path in files if "_delta_log" not in path.parts]
+    stored = sum(ParquetFile(path).metadata.num_rows for path in files)
+    assert stored == records + 1, f"{stored} rows for {records} events and the last one"
     parquet = sum(path.stat().st_size for path in files)
     found = {
         "kind": kind,
