@@ -120,9 +120,15 @@ test-faults: install fault-tools ## Every fault, as often as it takes (an hour o
 
 # --- the rest -------------------------------------------------------------------------------
 
-.PHONY: bench bench-quick bench-peers bench-growth bench-storage bench-report soak
-bench: $(BASE) ## Measure the server and the peers that are installed, side by side (half an hour)
+.PHONY: bench bench-all bench-quick bench-peers bench-growth bench-storage bench-report soak
+bench: $(DEV) ## Measure the server and the peers that are installed, side by side (40 minutes)
 	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python bench/report.py
+bench-all: $(DEV) ## Everything that docs/performance.md shows, but for the soak (45 minutes)
+	$(BIN)/python bench/storage.py
+	$(BIN)/python bench/growth.py --ten-million
+	$(BIN)/python bench/run.py
+	$(BIN)/python bench/report.py
 bench-quick: $(BASE) ## The same in two minutes, without the slow peers
 	$(BIN)/python bench/run.py --quick $(ARGS)
 bench-peers: ## Install the servers that ours is measured against, where that works
@@ -133,7 +139,7 @@ bench-storage: $(BASE) ## Parquet bytes of typical events, against the bytes tha
 	$(BIN)/python bench/storage.py $(ARGS)
 bench-report: $(DEV) ## Write the latest results into docs/performance.md, with plots
 	$(BIN)/python bench/report.py $(ARGS)
-soak: $(DEV) ## Mixed load for MINUTES=30; memory, files and latency must stay flat
+soak: $(DEV) $(JARS) ## Mixed load for MINUTES=30; memory, files and latency must stay flat
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),30) $(ARGS)
 
 .PHONY: bench-producer bench-jobs docs clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import pyplot
+from subjects import SUBJECTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,9 @@ pyplot.switch_backend("svg")
 pyplot.rcParams.update({"svg.hashsalt": "bottomless", "svg.fonttype": "none", "font.size": 9})
 
 OURS = "#c2410c"
-OTHERS = ["#475569", "#0e7490", "#65a30d", "#7c3aed", "#a16207", "#94a3b8", "#be185d"]
+OTHERS = ["#65a30d", "#0e7490", "#7c3aed", "#94a3b8", "#475569", "#a16207", "#be185d"]
+PEERS = [subject.name for subject in SUBJECTS if subject.name != "bottomless"]
+COLOURS = {"bottomless": OURS, **dict(zip(PEERS, OTHERS, strict=False))}
 THROUGHPUT = {
     "W1-1": "records_per_s",
     "W1-64": "records_per_s",
@@ -26,6 +29,7 @@ THROUGHPUT = {
     "W4-1": "mb_per_s",
     "W4-4": "mb_per_s",
 }
+LATENCY = {"W1-1": "append", "W1s": "append", "W2": "append", "W5-sse": "delivery"}
 NINES = [50, 90, 99, 99.9]
 
 
@@ -35,7 +39,7 @@ def throughput(whole: dict[str, Any], path: Path) -> str:
     shown = [name for name in THROUGHPUT if name in medians]
     if not shown:
         return ""
-    names = [name for name in whole["servers"] if any(name in medians[w] for w in shown)]
+    names = [name for name in COLOURS if any(name in medians[w] for w in shown)]
     figure, panels = pyplot.subplots(2, 3, figsize=(10, 2 + 0.42 * len(names)), squeeze=False)
     for panel, workload in zip(panels.flat, shown, strict=False):
         values = [medians[workload].get(n, {}).get(THROUGHPUT[workload], 0) for n in names]
@@ -54,14 +58,14 @@ def throughput(whole: dict[str, Any], path: Path) -> str:
 
 
 def latency(whole: dict[str, Any], path: Path) -> str:
-    """How long appends took, from the median to the slowest of a thousand."""
-    shown = [name for name in ("W1-1", "W1s", "W2") if name in whole["medians"]]
+    """How long appends and deliveries took, up to the slowest of a thousand."""
+    shown = [name for name in LATENCY if name in whole["medians"]]
     if not shown:
         return ""
-    figure, panels = pyplot.subplots(1, len(shown), figsize=(10, 3.4), squeeze=False)
+    figure, panels = pyplot.subplots(1, len(shown), figsize=(11, 3.2), squeeze=False)
     for panel, workload in zip(panels.flat, shown, strict=True):
         of = whole["medians"][workload]
-        names = [name for name in whole["servers"] if "curve" in of.get(name, {})]
+        names = [name for name in COLOURS if "curve" in of.get(name, {})]
         for name, colour in zip(names, colours(names), strict=True):
             points = [point for point in of[name]["curve"] if 0 < point[0] < 100]
             # Distance from certainty: 50 %, 90 %, 99 % are equally far apart.
@@ -76,9 +80,9 @@ def latency(whole: dict[str, Any], path: Path) -> str:
         panel.set_yscale("log")
         panel.set_xticks([1 / (1 - nine / 100) for nine in NINES], [f"{n:g}%" for n in NINES])
         panel.minorticks_off()
-        panel.set_title(f"{workload}: append, ms")
+        panel.set_title(f"{workload}: {LATENCY[workload]}, ms")
     panels.flat[0].legend(fontsize=7)
-    return saved(figure, path, "Latency of appends, by share of the requests")
+    return saved(figure, path, "Latency of appends and deliveries, by share")
 
 
 def growth(whole: dict[str, Any], path: Path) -> str:
@@ -99,8 +103,11 @@ def growth(whole: dict[str, Any], path: Path) -> str:
         strict=True,
     ):
         for key in keys:
-            dashes = "--" if "p99" in key else "-"
-            panel.plot(records, [at[key] for at in marks], f"o{dashes}", color=OURS, label=key)
+            line = "o--" if "p99" in key else "o-"
+            label = key.removeprefix("append_").removesuffix("_ms")
+            panel.plot(records, [at[key] for at in marks], line, color=OURS, label=label)
+        if len(keys) > 1:
+            panel.legend(fontsize=7)
         panel.set_xscale("log")
         panel.set_ylim(bottom=0)
         panel.set_title(title)
@@ -135,8 +142,8 @@ SOAKED = {
 
 
 def colours(names: list[str]) -> list[str]:
-    others = iter(OTHERS)
-    return [OURS if name == "bottomless" else next(others) for name in names]
+    """A server has the same colour in every plot."""
+    return [COLOURS[name] for name in names]
 
 
 def saved(figure: Figure, path: Path, what: str) -> str:

@@ -1,6 +1,6 @@
 """Measures the server and the peers that are installed, in one go, and keeps the results.
 
-    make bench                                 everything, three rounds: about half an hour
+    make bench                                 everything, three rounds: about 40 minutes
     make bench ARGS="--only W1 --peers rust"   some workloads, some peers
     make bench-quick                           two minutes; the slow peers are left out
     make bench-peers                           installs the peers, each where that is possible

@@ -57,6 +57,8 @@ def main() -> int:
         "BOTTOMLESS_MAINTAIN__INTERVAL_SECONDS": str(max(5, min(30, int(seconds / 12)))),
         "BOTTOMLESS_MAINTAIN__RETAIN_INTERVAL_SECONDS": str(max(10, min(60, int(seconds / 8)))),
         "BOTTOMLESS_COMPACT__SETTLE_SECONDS": "5",
+        # The library that writes checkpoints takes 60 MiB at its first one: let that be soon.
+        "BOTTOMLESS_COMMIT__CHECKPOINT_EVERY": "20",
         "BOTTOMLESS_HTTP__LONG_POLL_TIMEOUT_MS": "5000",
         "BOTTOMLESS_HTTP__SSE_LIFETIME_MS": "20000",
     }
