@@ -176,7 +176,8 @@ def soak(whole: dict[str, Any]) -> str:
     head = (
         f"Run of {whole['when'][:10]}, {whole['minutes']:g} minutes: {verdict}."
         f" {whole['done']['appends']:,} appends, {whole['done']['reads']:,} reads,"
-        f" {whole['done']['events']:,} events to live readers; {whole['beside']}."
+        f" {whole['done']['events']:,} events to live readers; {whole['beside']}. Others used"
+        f" {whole['other_cpu']:.0%} of the cores."
     )
     lines = ["| | begin | end | drift | bound | |", "|---|--:|--:|--:|--:|---|"]
     lines += [

@@ -66,9 +66,10 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="soak-", dir=options.folder) as root,
         Running(subject, Path(root)) as server,
-        keeping(server, settings) as beside,
+        keeping(server, settings) as (beside, keeper),
     ):
-        soak = Soak(server, options.pace, options.every or max(1.0, min(5.0, seconds / 120)))
+        every_s = options.every or max(1.0, min(5.0, seconds / 120))
+        soak = Soak(server, keeper, options.pace, every_s)
         asyncio.run(soak.run(seconds))
     checks = [check(soak.samples, key) for key in BOUNDS]
     problems = soak.load.problems
@@ -77,6 +78,7 @@ def main() -> int:
         "minutes": round(soak.samples[-1]["at_s"] / 60, 1) if soak.samples else 0,
         "pace": options.pace,
         "beside": beside,
+        "other_cpu": statistics.median(one["other_cpu"] for one in soak.samples),
         "done": dict(soak.load.done),
         "checks": checks,
         "problems": problems,
@@ -125,7 +127,10 @@ def keeping(server: Running, settings: dict[str, str]) -> Any:
             start_new_session=True,
         )
     try:
-        yield "compaction and retention beside it" if has_java else "retention beside it, no Java"
+        beside = (
+            "compaction and retention" if has_java else "retention, and without Java no compaction,"
+        )
+        yield f"{beside} beside it", keeper.pid
         assert keeper.poll() is None, (server.root / "maintain.log").read_text()[-2000:]
     finally:
         # A session of its own: Spark's JVM and the shell's child get the signal too.
@@ -141,12 +146,14 @@ def keeping(server: Running, settings: dict[str, str]) -> Any:
 class Soak:
     """The load, and beside it a look at the server every few seconds."""
 
-    def __init__(self, server: Running, pace: float, every_s: float) -> None:
+    def __init__(self, server: Running, keeper: int, pace: float, every_s: float) -> None:
         self.server = server
         self.every_s = every_s
         self.load = Load(f"http://127.0.0.1:{server.port}", pace)
         self.samples: list[dict[str, Any]] = []
         self._commits = (0.0, 0.0)
+        self._appends = 0
+        self._others = Others(server.pid, keeper)
 
     async def run(self, seconds: float) -> None:
         stopped = asyncio.Event()
@@ -165,7 +172,9 @@ class Soak:
         await loading
 
     async def _sample(self, client: httpx.AsyncClient, at_s: float) -> dict[str, Any]:
-        latencies, self.load.latencies = sorted(self.load.latencies), []
+        latencies = sorted(self.load.latencies)
+        appends, last_appends = self.load.done["appends"], self._appends
+        self._appends = appends
         response = await client.get(f"http://127.0.0.1:{self.server.port}/metrics")
         told = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if line[:1] != "#")
         last_sum, last_count = self._commits
@@ -180,7 +189,8 @@ class Soak:
             "commit_ms": None,
             "append_p50_ms": None,
             "append_p99_ms": None,
-            "appends_per_s": round(len(latencies) / self.every_s, 1),
+            "appends_per_s": round((appends - last_appends) / self.every_s, 1),
+            "other_cpu": self._others.share(),
             "wal_bytes": float(told["bottomless_wal_bytes"]),
         }
         if commits:
@@ -189,6 +199,32 @@ class Soak:
             sample["append_p50_ms"] = round(latencies[len(latencies) // 2] * 1000, 3)
             sample["append_p99_ms"] = round(latencies[len(latencies) * 99 // 100] * 1000, 3)
         return sample
+
+
+class Others:
+    """The share of all cores that is used by nobody of ours: a server cannot be flat beside it."""
+
+    def __init__(self, server: int, keeper: int) -> None:
+        self.ours = {server, keeper, os.getpid()}
+        self._last = self._look()
+
+    def share(self) -> float:
+        """Since the last time."""
+        (now, busy, own), (then, was_busy, was_own) = self._look(), self._last
+        self._last = (now, busy, own)
+        ticks = (now - then) * os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1)
+        return round(max(0.0, busy - was_busy - (own - was_own)) / ticks, 3)
+
+    def _look(self) -> tuple[float, float, float]:
+        """Now, and the ticks that everybody and we have used. Spark is of the keeper's group."""
+        fields = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        own = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                stat = path.read_text().rpartition(")")[2].split()
+                if int(path.parent.name) in self.ours or int(stat[2]) in self.ours:
+                    own += int(stat[11]) + int(stat[12])
+        return time.monotonic(), sum(fields) - fields[3] - fields[4], own
 
 
 def look_at(pid: int, root: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import httpx
@@ -24,17 +24,18 @@ JSON = {"content-type": "application/json"}
 PAD = "x" * 150
 PLAIN_STREAMS = 4
 PROBLEMS_MAX = 20
+LATENCIES_KEPT = 1000
 DRAIN_TICKS = 150
 
 
 class Load:
-    """Runs until told to stop; `done` counts, `latencies` are of appends since the last look."""
+    """Runs until told to stop; `done` counts, `latencies` are of the last thousand appends."""
 
     def __init__(self, url: str, pace: float) -> None:
         self.url = url
         self.pace = pace
         self.done: Counter[str] = Counter()
-        self.latencies: list[float] = []
+        self.latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
         self.problems: list[str] = []
         self.is_ending = False
         self._http = httpx.AsyncClient(
