@@ -86,6 +86,21 @@ def add_header(send: Send, header: tuple[bytes, bytes]) -> Send:
     return send_with
 
 
+WRITE_NOW: Final = "bottomless.write_now"
+"""Extension of the scope: its ``send`` sends a `Part` at once, or says False where it cannot."""
+
+
+class Part:
+    """A part of a body that many readers get: framed once."""
+
+    __slots__ = ("body", "chunk")
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.chunk = b"%x\r\n%b\r\n" % (len(body), body)
+        """As chunked transfer encoding sends it."""
+
+
 class Exchange(NamedTuple):
     """One request for one stream, and the way to answer it."""
 

@@ -18,6 +18,7 @@ from typing_extensions import override
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.asgi import WRITE_NOW
 from api.cycle import Cycle, render_quickly, render_whole
 from api.errors import PROBLEM_TYPE, problem
 from api.routes.quick import QUICK_START
@@ -180,6 +181,7 @@ class Connection(HttpToolsProtocol):
         assert isinstance(cycle, Cycle)
         self._running = cycle
         cycle.is_followed = bool(self.pipeline)
+        cycle.scope["extensions"] = {WRITE_NOW: {"send": cycle.write_now}}
         super()._start_asgi_task(cycle, app)
 
     @override

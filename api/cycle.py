@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from api.asgi import BODILESS, render_lines, with_length
 
 if TYPE_CHECKING:
-    from api.asgi import Headers, Message
+    from api.asgi import Headers, Message, Part
 
 
 class DefaultHeaders:
@@ -86,6 +86,14 @@ class Cycle(RequestResponseCycle):
             assert self.response_started
             assert not self.response_complete
             self._write(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    def write_now(self, part: Part) -> bool:
+        """Send a part of the body; False, and nothing is sent, where that would have to wait."""
+        is_ready = self.response_started and not self._head and not self.response_complete
+        if not is_ready or self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(part.chunk if self.chunked_encoding else part.body)
+        return True
 
     @override
     async def receive(self) -> Message:  # type: ignore[override]

@@ -6,7 +6,8 @@ from engine.format.json import json_member
 from engine.format.moment import parse_moment, position_at
 from engine.format.names import table_folder
 from engine.format.offset import START, format_stored, format_wire, parse_offset
-from engine.log import Follower, Log
+from engine.log import Log
+from engine.read.live import Follower
 from engine.settings import EngineSettings
 from engine.types import (
     Ack,

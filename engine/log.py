@@ -16,7 +16,7 @@ from engine.forks import Forks
 from engine.job_status import load_status, show_status
 from engine.listing import Listing
 from engine.read.chunk import RecordChunk
-from engine.read.live import wait_for_change
+from engine.read.live import Follower
 from engine.read.reader import Reader
 from engine.settings import EngineSettings, inherited
 from engine.storage import LocalStorage, Storage
@@ -332,7 +332,7 @@ class Log:
         self._committer.changed(stream, payload_bytes=payload_bytes, records=records)
         if batch is None:
             self._committer.reschedule(stream)
-        if stream.waiters:
+        if stream.audience:
             stream.wake()
 
     def deleted(self, stream: Stream) -> None:
@@ -392,6 +392,10 @@ class Log:
         """One chunk of this incarnation."""
         return await self._reader.read(stream, position, bytes_max=self.settings.read.chunk_bytes)
 
+    def read_stream_now(self, stream: Stream, position: Offset) -> ReadResult | None:
+        """What `read_stream` says, if that needs no file; None if it may need one."""
+        return self._reader.read_now(stream, position, bytes_max=self.settings.read.chunk_bytes)
+
     async def read_stream_records(self, stream: Stream, chunk: RecordChunk) -> RecordsResult:
         """Single records of this incarnation."""
         return await self._reader.read_records(stream, chunk)
@@ -426,55 +430,3 @@ class Log:
         metrics.commit_lag_records.set(self._committer.tail_records)
         metrics.commit_lag_bytes.set(self._committer.tail_bytes)
         metrics.commit_lag_seconds.set(self._committer.lag_seconds())
-
-
-class Follower:
-    """One live reader of one incarnation of a stream."""
-
-    def __init__(self, log: Log, stream: Stream) -> None:
-        self._log = log
-        self._stream = stream
-        self._waiter: asyncio.Future[bool] | None = None
-
-    @property
-    def is_gone(self) -> bool:
-        """The stream was deleted or replaced meanwhile."""
-        return self._stream.gone or self._stream.soft_deleted
-
-    @property
-    def info(self) -> StreamInfo:
-        """The stream as it is now."""
-        return self._stream.info()
-
-    async def read(self, position: Offset) -> ReadResult:
-        """One chunk of records after ``position``."""
-        self._log.touch(self._stream)
-        return await self._log.read_stream(self._stream, position)
-
-    async def read_records(
-        self, position: Offset, *, count_max: int, bytes_max: int
-    ) -> RecordsResult:
-        """Single records after ``position``, each with its offset."""
-        self._log.touch(self._stream)
-        return await self._log.read_stream_records(
-            self._stream, RecordChunk(position, position, count_max, bytes_max)
-        )
-
-    async def wait(self, timeout_ms: int) -> bool:
-        """Wait for the next change; False when the time is up, at a stop, or if interrupted.
-
-        A running wait keeps a sliding TTL alive.
-        """
-        if self._log.is_stopping or self.is_gone:
-            return False
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            return await wait_for_change(self._stream, self._waiter, timeout_ms)
-        finally:
-            self._waiter = None
-            self._log.touch(self._stream)
-
-    def interrupt(self) -> None:
-        """End the wait that runs now, if any."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(False)

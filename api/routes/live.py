@@ -14,17 +14,17 @@ from api.asgi import NO_STORE, Headers, respond
 from api.chunk import chunk_headers, etag, join_pieces
 from api.errors import Unauthorized
 from api.protocol import SSE_TYPE
-from api.sse import render_control, render_data
+from api.routes.feed import Feed
 from engine import BottomlessError, PayloadKind, payload_kind
 from engine.errors import StreamNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from api.asgi import Exchange, Send
+    from api.asgi import Exchange
     from api.auth.gate import Gate
     from api.routes.streams import StreamDialect
-    from engine import Follower, Offset, ReadResult
+    from engine import Offset
 
 _NO_CACHE: Final = (b"cache-control", b"no-cache")
 _PRIVATE: Final = (b"cache-control", b"private, no-cache")
@@ -113,10 +113,7 @@ async def follow_by_sse(
 ) -> None:
     """Send everything after the position as it comes, until closed, gone or old enough."""
     send = exchange.send
-    with (
-        dialect.log.follow(exchange.name, "sse") as follower,
-        watch_client(exchange, follower, dialect.gate) as peer,
-    ):
+    with dialect.log.follow(exchange.name, "sse") as follower:
         # Before the status is sent: an offset that is not retained any more is a 410, not an end.
         result = await follower.read(position)
         no_cache = _PRIVATE if dialect.gate.is_on else _NO_CACHE
@@ -124,44 +121,11 @@ async def follow_by_sse(
         if payload_kind(follower.info.content_type) is PayloadKind.BYTES:
             headers.append(_BASE64)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        feed = Feed(dialect, follower, exchange, cursor)
         # A stream that is deleted while it is read ends here like any other.
-        with contextlib.suppress(BottomlessError):
-            await _send_events(dialect, follower, peer, result, cursor, send)
+        with (
+            watch_client(exchange, feed, dialect.gate) as peer,
+            contextlib.suppress(BottomlessError),
+        ):
+            await feed.run(result, peer)
     await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_events(
-    dialect: StreamDialect,
-    follower: Follower,
-    peer: Client,
-    result: ReadResult,
-    cursor: str | None,
-    send: Send,
-) -> None:
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + dialect.http.sse_lifetime_ms / 1000
-    control_is_due = True
-    while not peer.is_gone and not peer.is_refused and not follower.is_gone:
-        if result.pieces or result.closed or control_is_due:
-            control_is_due = False
-            control = render_control(
-                result.end,
-                cursor=dialect.cursor(cursor),
-                up_to_date=result.up_to_date,
-                closed=result.closed,
-            )
-            # Both events in one write: no reader sees data without the position after it.
-            events = render_data(result) + control if result.pieces else control
-            await send({"type": "http.response.body", "body": events, "more_body": True})
-            if result.closed:
-                return
-            result = await follower.read(result.end)
-            continue
-        remaining_ms = int((ends_at - loop.time()) * 1000)
-        if remaining_ms <= 0:
-            return
-        if not await follower.wait(min(dialect.http.sse_keep_alive_ms, remaining_ms)):
-            if dialect.log.is_stopping:
-                return
-            control_is_due = True
-        result = await follower.read(result.end)

@@ -26,6 +26,7 @@ from api.protocol import (
 )
 from api.refusal import send_refusal
 from api.routes.append import parse_append, render_append
+from api.routes.feed import Events
 from api.routes.live import follow_by_sse, long_poll
 from api.since import position_since
 from engine import (
@@ -78,6 +79,7 @@ class StreamDialect:
         self.log = log
         self.http = http
         self.gate = gate
+        self.events = Events()
         self._cache_chunk = _KEEP_CHUNK if gate.is_on else _CACHE_CHUNK
         self._cache_tail = _KEEP_TAIL if gate.is_on else _CACHE_TAIL
         self._limits = limits

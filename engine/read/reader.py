@@ -17,7 +17,7 @@ from engine.read.rowgroups import RowGroups
 from engine.table.actions import EPOCH_APP
 from engine.table.replay import load_state, newer_entries
 from engine.table.state import NO_VERSION, TableState
-from engine.types import Offset, ReadResult, RecordsResult
+from engine.types import Offset, ReadResult, RecordsResult, StreamId
 
 if TYPE_CHECKING:
     from engine.clock import Clock
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _ENDLESS: Final = Offset(10**32)
 _INDEX_RELOADS_MAX: Final = 3
+# Results that are kept for the live readers of as many streams.
+_SHARED_MAX: Final = 64
+_SHARED_BYTES_MAX: Final = 64 * 1024
 # Jobs rewrite and trim tables. A stream that grows learns of it with its next commit; one that is
 # only read looks for it this often.
 _LOOK_INTERVAL_MS: Final = 1000
@@ -54,6 +57,7 @@ class Reader:
         self._clock = clock
         self._row_groups = RowGroups(storage, settings)
         self._ahead = ReadAhead(self._row_groups)
+        self._shared: dict[StreamId, ReadResult] = {}
 
     def stop(self) -> None:
         """End the threads."""
@@ -62,7 +66,10 @@ class Reader:
     async def read(self, stream: Stream, position: Offset, *, bytes_max: int) -> ReadResult:
         """One chunk after ``position``; at least one record if there is any."""
         begun_s = self._clock.monotonic_s()
-        is_fresh = position >= stream.committed
+        result = self.read_now(stream, position, bytes_max=bytes_max)
+        if result is not None:
+            _SECONDS_TAIL.observe(self._clock.monotonic_s() - begun_s)
+            return result
         chunk = Chunk(position, position, bytes_max)
         for part, limit in lineage(stream):
             await self._read_part(part, limit, chunk)
@@ -70,12 +77,46 @@ class Reader:
                 if chunk.run is not None:
                     self._ahead.served(part, position, chunk.position, last_run=chunk.run)
                 break
-        seconds = _SECONDS_TAIL if is_fresh else _SECONDS_TABLE
-        seconds.observe(self._clock.monotonic_s() - begun_s)
+        _SECONDS_TABLE.observe(self._clock.monotonic_s() - begun_s)
         metrics.read_bytes.inc(chunk.size)
         if stream.gone:
             raise StreamNotFound("the stream was deleted while it was read")
         # No await from here on: what is said about the tail is true at this moment.
+        return self._result(stream, chunk)
+
+    def read_now(self, stream: Stream, position: Offset, *, bytes_max: int) -> ReadResult | None:
+        """What `read` says where all of it lies in the hot tail; else None.
+
+        Live readers of a stream wait at the same position: they share one result.
+        """
+        is_inherited = stream.source is not None and position < stream.fork_offset
+        if position < stream.committed or is_inherited or stream.gone:
+            return None
+        shared = self._shared.get(stream.id)
+        if (
+            shared is not None
+            and shared.start == position
+            and shared.end == stream.tail
+            and shared.closed == stream.closed
+        ):
+            metrics.read_bytes.inc(sum(map(len, shared.pieces)))
+            return shared
+        chunk = Chunk(position, position, bytes_max)
+        for batch in stream.buffer.after(position):
+            chunk.take_batch(batch, _ENDLESS)
+            if chunk.is_full:
+                break
+        metrics.read_bytes.inc(chunk.size)
+        result = self._result(stream, chunk)
+        if result.pieces and result.up_to_date and chunk.size <= _SHARED_BYTES_MAX:
+            self._shared.pop(stream.id, None)
+            self._shared[stream.id] = result
+            if len(self._shared) > _SHARED_MAX:
+                del self._shared[next(iter(self._shared))]
+        return result
+
+    @staticmethod
+    def _result(stream: Stream, chunk: Chunk) -> ReadResult:
         reached = not chunk.is_full or chunk.position >= stream.tail
         return ReadResult(
             stream_id=stream.id,

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from engine.format.names import table_folder
 from engine.format.offset import START, parse_offset
 from engine.settings import NO_OVERRIDES, StreamOverrides, overlay
+from engine.streams.audience import Audience
 from engine.streams.buffer import Tail
 from engine.streams.producers import ActiveProducers, ProducerState
 from engine.table.state import NO_VERSION, TableState
 from engine.types import Offset, ProducerStamp, StreamId, StreamInfo, StreamName, payload_kind
 
 if TYPE_CHECKING:
-    import asyncio
-
     from engine.errors import BottomlessError
     from engine.format.frame import AppendMeta, StreamMeta
     from engine.index.files import OffsetIndex
@@ -73,7 +72,7 @@ class Stream:
         self.accessed_ms = accessed_ms
         """Monotonic clock: a TTL must not move when the wall clock does."""
         self.buffer = Tail()
-        self.waiters: set[asyncio.Future[bool]] = set()
+        self.audience = Audience()
         # Live readers that are connected, waiting or not.
         self.followers = 0
         # None until a producer has come twice: most streams never need it.
@@ -212,7 +211,7 @@ class Stream:
         """Past its Expires-At, or its TTL has run out since the last access."""
         if self.meta.expires_at_ms is not None and now_ms >= self.meta.expires_at_ms:
             return True
-        if self.meta.ttl_seconds is None or self.waiters:
+        if self.meta.ttl_seconds is None or self.audience:
             return False
         return monotonic_ms - self.accessed_ms >= self.meta.ttl_seconds * 1000
 
@@ -225,10 +224,7 @@ class Stream:
 
     def wake(self) -> None:
         """Tell every live reader that something changed."""
-        waiters, self.waiters = self.waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(True)
+        self.audience.wake()
 
     def info(self) -> StreamInfo:
         """What HEAD tells."""
