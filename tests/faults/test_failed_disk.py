@@ -223,7 +223,7 @@ def test_read_only_disk_refuses_appends_and_serves_reads(tmp_path: Path, tally: 
                 load.start()
                 load.wait_acked(20)
                 before = len(load.refusals)
-                disk.abort()
+                disk.abort([server.pid])
                 load.wait_refused(20)
                 load.stop()
                 refusals = load.refusals[before:]
@@ -257,7 +257,7 @@ def test_oracle_finds_acks_of_a_read_only_disk(tmp_path: Path) -> None:
             load = Pressure(server, record_bytes=400)
             load.start()
             load.wait_acked(20)
-            disk.abort()
+            disk.abort([server.pid])
             load.wait_acked(20)
             server.kill9()
             load.stop()

@@ -35,8 +35,11 @@ LOOP_CTL_GET_FREE = 0x4C82
 LOOP_MAJOR = 7
 CAP_SYS_ADMIN = 21
 ATTEMPTS = 10
-# A stopped process has no thread left that can act: stopped, or in the kernel and not coming back.
+# A stopped process has no thread left that can act: stopped, or in the kernel and not coming back
+# before it is killed.
 HALTED_STATES = frozenset("TtDZX")
+# One that is to go on has no call under way either.
+PAUSED_STATES = frozenset("TtZX")
 SUPERUSER_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
@@ -52,6 +55,7 @@ class LoopDisk:
         self.image = (below or folder) / "disk.img"
         self.mount_point = folder / "disk"
         self._mib = mib
+        self._is_thin = below is not None
         self._device: str | None = None
 
     def make(self) -> None:
@@ -79,6 +83,11 @@ class LoopDisk:
         """Mount it; the journal is replayed, as it is after a power cut."""
         assert self._device is None, "it is mounted"
         self._device = attach(self.image)
+        if self._is_thin:
+            # A request of which the first page has room and the second has not is reported by the
+            # loop driver as done: that disk would lie, not fail. So one page a request.
+            queue = Path("/sys/block") / Path(self._device).name / "queue"
+            (queue / "max_sectors_kb").write_text("4")
         run("mount", "-t", "ext4", "-o", "noatime", self._device, self.mount_point)
 
     def unmount(self) -> None:
@@ -111,11 +120,18 @@ class LoopDisk:
         end()
         self.remount()
 
-    def abort(self) -> None:
+    def abort(self, pids: list[int]) -> None:
         """What ext4 does where it meets an error and errors=remount-ro is set: every write fails
         with EROFS, also through descriptors that are open for writing (remount,ro is refused then).
+
+        `pids` are all that write to the disk: an fdatasync that is under way while the journal is
+        aborted may be told that all is well although nothing was written (seen on Linux 6.18 with
+        a plain C program; no file system call tells the truth in that moment).
         """
+        pause(pids)
         run("mount", "-o", "remount,abort", self.mount_point)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
     @property
     def is_writable(self) -> bool:
@@ -162,10 +178,17 @@ def halt(pids: list[int]) -> None:
     wait_for(lambda: all(is_halted(pid) or is_over(pid) for pid in pids), f"the stop of {pids}")
 
 
-def is_halted(pid: int) -> bool:
+def pause(pids: list[int]) -> None:
+    """SIGSTOP, and wait until every call that was under way has ended; SIGCONT lets them go on."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(is_halted(pid, PAUSED_STATES) for pid in pids), f"the pause of {pids}")
+
+
+def is_halted(pid: int, states: frozenset[str] = HALTED_STATES) -> bool:
     """Whether the process, with every thread of it, is stopped."""
-    states = [state_of(task) for task in Path(f"/proc/{pid}/task").glob("*")]
-    return HALTED_STATES.issuperset(states) and state_of(Path(f"/proc/{pid}")) in "Tt"
+    found = [state_of(task) for task in Path(f"/proc/{pid}/task").glob("*")]
+    return states.issuperset(found) and state_of(Path(f"/proc/{pid}")) in "Tt"
 
 
 def is_over(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -55,13 +56,11 @@ class Tmpfs:
 
     def leave(self, free_bytes: int) -> None:
         """Fill it with a file of no use until only this much is free."""
-        with (self.path / BALLAST).open("ab") as file:
+        # Unbuffered: what found no room must not be tried again when the file is closed. Somebody
+        # else may take the last page first, even the one that the file itself would need.
+        with suppress(OSError), (self.path / BALLAST).open("ab", buffering=0) as file:
             while (rest := self.free_bytes - free_bytes) > 0:
-                try:
-                    file.write(bytes(min(rest, MIB)))
-                    file.flush()
-                except OSError:
-                    return
+                file.write(bytes(min(rest, MIB)))
 
     def give_back(self) -> None:
         """Remove that file."""
