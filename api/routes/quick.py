@@ -70,8 +70,8 @@ _PLAIN: Final = frozenset(
     }
 )
 
-
-_T = TypeVar("_T")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class QuickAppend:
         self._body_bytes_max = min(_BODY_BYTES_MAX, limits.body_bytes)
         self._header_count = http.header_count
         self._plans: dict[bytes, Plan] = {}
-        self._shapes: dict[bytes, Shape] = {}
+        self._shapes: dict[tuple[bytes, ...], Shape] = {}
         self._names: dict[bytes, StreamName] = {}
 
     def __call__(self, data: bytes, reply: Reply) -> bool:
@@ -164,15 +164,18 @@ class QuickAppend:
             _keep(self._plans, head, plan)
         return plan
 
-    def _split(self, head: bytes) -> tuple[bytes, list[bytes]]:
-        """The head without its numbers, and without its path where all may write everywhere."""
+    def _split(self, head: bytes) -> tuple[tuple[bytes, ...], list[bytes]]:
+        """The head without its numbers, and without its path where all may write everywhere.
+
+        Parts, never joined: whatever stood between them a head that is not plain could hold.
+        """
         line, _, headers = head.partition(_VERSION)
         parts = _NUMBERS.split(b"\r\n" + headers)
         numbers = parts[2::3]
         del parts[2::3]
         if self._gate.is_on:
             parts.append(line)
-        return b"\0".join(parts), numbers
+        return tuple(parts), numbers
 
     def _name(self, line: bytes) -> StreamName | None:
         match = _LINE.fullmatch(line)
@@ -185,7 +188,7 @@ class QuickAppend:
         _keep(self._names, line, name)
         return name
 
-    def _shape(self, key: bytes, head: bytes, name: StreamName) -> Shape | None:
+    def _shape(self, key: tuple[bytes, ...], head: bytes, name: StreamName) -> Shape | None:
         match = _HEADERS.fullmatch(head, head.index(_VERSION) + len(_VERSION))
         headers = None if match is None else self._headers(match[1])
         if headers is None:
@@ -211,20 +214,17 @@ class QuickAppend:
         for line in lines:
             name, _, value = line.partition(b":")
             headers[name.lower()] = value.strip(b" ")
-        length = headers.get(_LENGTH, b"")
         is_plain = (
             len(headers) == len(lines) <= self._header_count
             and headers.keys() <= self._plain
             and b"host" in headers
+            and _LENGTH in headers
             and headers.get(b"connection", b"keep-alive") == b"keep-alive"
-            and 0 < len(length) <= len(str(_BODY_BYTES_MAX))
-            and length.isdigit()
-            and 0 < int(length) <= self._body_bytes_max
         )
         return headers if is_plain else None
 
 
-def _keep(cache: dict[bytes, _T], key: bytes, value: _T) -> None:
+def _keep(cache: dict[_K, _V], key: _K, value: _V) -> None:
     if len(cache) >= _CACHED_MAX:
         cache.clear()
     cache[key] = value

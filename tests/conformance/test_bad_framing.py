@@ -112,6 +112,10 @@ REFUSED = {
     "30-obs-fold-tab": (400, post("Content-Length: 4", "X-A: 1\r\n\tfolded", body=b"ABCD")),
     "30-obs-fold-first": (400, b"POST {path} HTTP/1.1\r\n Host: a\r\nContent-Length: 0\r\n\r\n"),
     "31-nul-in-value": (400, post("Content-Length: 4", "X-A: a\x00b", body=b"ABCD")),
+    "31-nul-in-place-of-length": (
+        400,
+        request("POST", CASE, f"{PLAIN}\x00Content-Length\x00", body=b"ABCD"),
+    ),
     "31-bare-cr-in-value": (400, post("Content-Length: 4", "X-A: a\rb", body=b"ABCD")),
     "31-no-name": (400, post("Content-Length: 4", ": value", body=b"ABCD")),
     "31-no-colon": (400, post("Content-Length: 4", "X-A", body=b"ABCD")),
@@ -154,6 +158,21 @@ def test_framing_refuses_and_closes(
         assert_refused(reply, *([statuses] if isinstance(statuses, int) else statuses))
         assert reply.headers["connection"] == "close"
         assert wire.has_ended(), "a second answer, or the connection was left open"
+
+
+@pytest.mark.parametrize(("statuses", "data"), REFUSED.values(), ids=REFUSED)
+def test_framing_refuses_the_same_behind_a_good_append(
+    server: ServerProcess, canary: Canary, statuses: int | tuple[int, ...], data: bytes
+) -> None:
+    """What was understood of one head says nothing about another, however alike they look."""
+    good = post("Content-Length: 4", body=b"ABCD").replace(CASE.encode(), canary.path.encode())
+    with Wire(server.port) as wire:
+        wire.send(good)
+        assert wire.reply().status == 204
+        with canary.untouched():
+            wire.send(data.replace(CASE.encode(), canary.path.encode()))
+            assert_refused(wire.reply(), *([statuses] if isinstance(statuses, int) else statuses))
+            assert wire.has_ended(), "a second answer, or the connection was left open"
 
 
 def test_framing_refuses_a_header_sent_in_drips(server: ServerProcess, canary: Canary) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -188,3 +189,20 @@ def test_quick_append_tells_that_the_disk_failed() -> None:
     [(status, _, body)] = replies
     assert status == 503
     assert b"storage_unavailable" in body
+
+
+def test_quick_append_remembers_a_bounded_number_of_heads() -> None:
+    log = Submitted()
+    quick = QuickAppend(log, HttpSettings(), LimitSettings(), OpenGate())  # type: ignore[arg-type]
+    long = b"User-Agent: " + b"x" * 1500
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            head = (HOST, JSON, LENGTH, long, b"Accept: %d" % number)
+            assert quick(post(*head, path=b"/v1/stream/%d" % number), lambda *_: None)
+            log.requests.clear()
+        remembered, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # All of them would be 30 MB and more.
+    assert remembered < 10_000_000
