@@ -10,6 +10,7 @@ from bottomless.batches import FIRST, FULL, OVER, TURN
 from bottomless.blocking_modes import Member, Resumable
 from bottomless.client import JSON
 from bottomless.portal import Portal
+from bottomless.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,49 +197,12 @@ class Producer:
         self._portal.call(self._producer.restart())
 
 
-class Consumer:
+class Consumer(Reading["Record"]):
     """Iterate over it, or call `next`."""
 
     def __init__(self, portal: Portal, consumer: AsyncConsumer) -> None:
-        self._portal = portal
+        super().__init__(portal, consumer)
         self._consumer = consumer
-        self.stream = consumer.stream
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._portal.call(self._consumer.close())
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Record:
-        record = self.next()
-        if record is None:
-            raise StopIteration
-        return record
-
-    @property
-    def position(self) -> str | None:
-        """Behind the last value that was handed out."""
-        return self._consumer.position
-
-    def next(self, timeout_s: float | None = None) -> Record | None:
-        """The next value. None at the end, or where none came in ``timeout_s`` seconds."""
-        record = self._consumer.take_one()
-        if record is None and self._portal.call(self._consumer.fill(timeout_s)):
-            record = self._consumer.take_one()
-        return record
-
-    def take(self) -> list[Record]:
-        """All values that are here already, without waiting."""
-        return self._consumer.take()
 
     def seek(self, time: datetime | str) -> None:
         """Go on with what was stored at that time or later."""
@@ -247,10 +211,6 @@ class Consumer:
     def rewind(self, start: Start = "beginning") -> None:
         """Go on from there."""
         self._portal.call(self._consumer.rewind(start))
-
-    def close(self) -> None:
-        """Stop reading."""
-        self._portal.call(self._consumer.close())
 
 
 async def _make(url: str, options: dict[str, Any]) -> AsyncClient:

@@ -11,7 +11,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
 
 from bottomless.errors import Gone, InvalidRequest, NotFound, Unavailable
 from bottomless.formats import format_of
@@ -27,11 +29,10 @@ from bottomless.positions import (
     parse_start,
     since_text,
 )
+from bottomless.reading import Buffered
 from bottomless.transport import records_path, stream_path
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import httpx
 
     from bottomless.backoff import Backoff, Retry
@@ -62,7 +63,7 @@ class Record:
         return datetime.fromtimestamp(epoch_ms(self.offset) / 1000, UTC)
 
 
-class AsyncConsumer:
+class AsyncConsumer(Buffered[Record]):
     """Iterate over it, or call `next`. Ends with a closed stream, or, unless it follows, at the
     end of what is there.
     """
@@ -77,6 +78,7 @@ class AsyncConsumer:
         page: int = _PAGE,
         decode: bool = True,
     ) -> None:
+        super().__init__()
         self.stream = stream
         self.follow = follow
         self._transport = transport
@@ -87,8 +89,6 @@ class AsyncConsumer:
         self._place: Position | None = None
         """Where the next request begins; None before the first answer."""
         self._since: str | None = None
-        self._behind: str | None = None
-        self._ready: deque[Record] = deque()
         self._format: Format | None = None
         self._is_closed = False
         self.has_ended = False
@@ -96,52 +96,13 @@ class AsyncConsumer:
         # A reader has nothing better to do than to wait for its server.
         self._retry: Retry = replace(transport.retry, give_up_s=math.inf)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Record:
-        record = await self.next()
-        if record is None:
-            raise StopAsyncIteration
-        return record
-
+    @override
     async def close(self) -> None:
-        """Stop reading. Nothing is kept on the server."""
         self._ready.clear()
         self._is_closed = True
 
-    @property
-    def position(self) -> str | None:
-        """Behind the last value that was handed out; None while that is not known."""
-        return self._behind
-
-    async def next(self, timeout_s: float | None = None) -> Record | None:
-        """The next value. None at the end, or where none came in ``timeout_s`` seconds."""
-        if not self._ready:
-            await self.fill(timeout_s)
-        return self.take_one()
-
-    def take_one(self) -> Record | None:
-        """The next value if it is here already."""
-        if not self._ready:
-            return None
-        record = self._ready.popleft()
-        self._behind = record.position
-        return record
-
+    @override
     async def fill(self, timeout_s: float | None = None) -> bool:
-        """Make `take` useful: wait for values; False at the end, or when the time is up."""
         backoff = self._retry.begin()
         now_s = asyncio.get_running_loop().time
         deadline = math.inf if timeout_s is None else now_s() + timeout_s
@@ -154,20 +115,8 @@ class AsyncConsumer:
                 return False
         return True
 
-    def take(self) -> list[Record]:
-        """All values that are here already, without waiting."""
-        records = list(self._ready)
-        self._ready.clear()
-        if records:
-            self._behind = records[-1].position
-        return records
-
-    async def seek(self, time: datetime | str) -> None:
-        """Go on with what was stored at that time or later."""
-        await self.rewind(Since(time))
-
+    @override
     async def rewind(self, start: Start = "beginning") -> None:
-        """Go on from there."""
         self._ready.clear()
         self._start, self._place, self._since, self._behind = start, None, None, None
         self._is_closed = self.has_ended = False

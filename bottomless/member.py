@@ -7,38 +7,36 @@ one is asked for. Where a member dies, its range goes to another, from the last 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import math
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+from typing_extensions import override
 
 from bottomless.bookkeeping import StoredPage
-from bottomless.errors import BottomlessError, Gone
+from bottomless.errors import Gone
 from bottomless.group import group_info
 from bottomless.membership import RECORDS_MAX, Membership
 from bottomless.positions import START
+from bottomless.reading import Keeping
 from bottomless.transport import records_path
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from bottomless.client import AsyncClient
     from bottomless.consumer import Record
     from bottomless.group import GroupInfo
     from bottomless.membership import MemberOptions
     from bottomless.transport import Transport
 
-# What a call with a time-out may take longer, where it has to ask the server something first.
-_GRACE_S: Final = 1.0
 _POLL_S: Final = 20.0
 _decode_page: Final = msgspec.json.Decoder(StoredPage).decode
 
 
-class AsyncMember:
-    """Iterate over it, or call `next`. Joins with the first call; leave it with `close`."""
+class AsyncMember(Keeping["Record"]):
+    """Iterate over it, or call `next`. Joins with the first call; leave it with `close`. Fenced,
+    once, where what was in hand has gone to another; the call after that goes on with other
+    records.
+    """
 
     def __init__(
         self,
@@ -56,76 +54,29 @@ class AsyncMember:
         self._seat = Membership(client, transport, stream, group, options)
         self._is_over = False
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        # What was in hand when it failed goes to another.
-        if self._seat.work is not None:
-            self._seat.work.forget()
-        with contextlib.suppress(BottomlessError):
-            await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Record:
-        record = await self.next()
-        if record is None:
-            raise StopAsyncIteration
-        return record
-
     @property
     def name(self) -> str | None:
         """Its name in the group's log; None while it is no member."""
         return self._seat.name
 
     @property
+    @override
     def position(self) -> str | None:
         """Behind the last value that was handed out, while its range is in work."""
         return None if self._seat.work is None else self._seat.work.position
 
-    async def next(self, timeout_s: float | None = None) -> Record | None:
-        """The next value; those before it count as handled. None at the end, or where none came
-        in ``timeout_s`` seconds. Fenced, once, where what was in hand has gone to another; the
-        call after that goes on with other records.
-        """
-        record = self.take_one()
-        if record is None and await self.fill(timeout_s):
-            record = self.take_one()
-        return record
-
+    @override
     def take_one(self) -> Record | None:
         """The next value if it is here already, and surely still ours."""
         records = self._take(1)
         return records[0] if records else None
 
+    @override
     def take(self) -> list[Record]:
         """All values that are here already; they count as handled with the call after this one."""
         return self._take(None)
 
-    async def fill(self, timeout_s: float | None = None) -> bool:
-        """Make `take` useful: say what is handled, wait for values; False at the end, or when the
-        time is up.
-        """
-        self._settle()
-        if timeout_s is None:
-            return await self._fill(math.inf)
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
-                return await self._fill(deadline_s)
-        except TimeoutError:
-            return False
-
+    @override
     async def commit(self) -> None:
         """Tell the group that everything handed out so far is handled."""
         self._settle()
@@ -137,6 +88,7 @@ class AsyncMember:
         """How far the group is."""
         return await group_info(self._client, self._transport, self.stream, self.group)
 
+    @override
     async def close(self) -> None:
         """Say that what was handed out is handled, and leave: others go on at once."""
         if self._is_over:
@@ -146,9 +98,16 @@ class AsyncMember:
         await self._seat.leave()
         self._seat.raise_trouble()
 
+    @override
     def _settle(self) -> None:
         if self._seat.work is not None:
             self._seat.work.settle()
+
+    @override
+    def _forget(self) -> None:
+        # It goes to another.
+        if self._seat.work is not None:
+            self._seat.work.forget()
 
     def _take(self, count: int | None) -> list[Record]:
         work = self._seat.work
@@ -158,6 +117,7 @@ class AsyncMember:
         # Whoever was stopped for a while asks the log first whether this is still its own.
         return work.take(count) if self._seat.is_sure and not self._is_over else []
 
+    @override
     async def _fill(self, deadline_s: float) -> bool:
         seat = self._seat
         while not self._is_over:

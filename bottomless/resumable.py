@@ -8,33 +8,31 @@ commit, at most, and skips nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import socket
 import time
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from bottomless.bookkeeping import fixed
 from bottomless.committed import PositionLog
 from bottomless.consumer import AsyncConsumer
-from bottomless.errors import BottomlessError, Fenced, InvalidRequest
+from bottomless.errors import Fenced, InvalidRequest
 from bottomless.positions import After, Since
+from bottomless.reading import Keeping
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from types import TracebackType
 
     from bottomless.backoff import Retry
     from bottomless.client import AsyncClient
     from bottomless.consumer import Record
     from bottomless.positions import Start
     from bottomless.transport import Transport
-
-# What a call with a time-out may take longer, where it has to ask the server something first.
-_GRACE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,10 @@ class ResumableOptions:
         return self.commit_records is None and self.commit_s is None
 
 
-class AsyncResumable:
-    """Iterate over it, or call `next`. The first call takes over from whoever had the name."""
+class AsyncResumable(Keeping["Record"]):
+    """Iterate over it, or call `next`. The first call takes over from whoever had the name, who is
+    Fenced from then on.
+    """
 
     def __init__(
         self,
@@ -100,34 +100,8 @@ class AsyncResumable:
         self._fenced: Fenced | None = None
         self._committing = asyncio.Lock()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        # What was in hand when it failed comes again.
-        self._in_hand = 0
-        self._handed = self._handled
-        with contextlib.suppress(BottomlessError):
-            await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Record:
-        record = await self.next()
-        if record is None:
-            raise StopAsyncIteration
-        return record
-
     @property
+    @override
     def position(self) -> str | None:
         """Behind the last value that was handed out; None before the first."""
         return self._handed
@@ -137,15 +111,7 @@ class AsyncResumable:
         """Where the next one of this name would begin; None before the first call."""
         return self._committed
 
-    async def next(self, timeout_s: float | None = None) -> Record | None:
-        """The next value; those before it count as handled. None at the end, or where none came
-        in ``timeout_s`` seconds. Fenced where another of this name has taken over.
-        """
-        record = self.take_one()
-        if record is None and await self.fill(timeout_s):
-            record = self.take_one()
-        return record
-
+    @override
     def take_one(self) -> Record | None:
         """The next value if it is here already, and no commit is due."""
         self._settle()
@@ -157,6 +123,7 @@ class AsyncResumable:
             self._in_hand = 1
         return record
 
+    @override
     def take(self) -> list[Record]:
         """All values that are here already; they count as handled with the call after this one."""
         self._settle()
@@ -166,20 +133,7 @@ class AsyncResumable:
             self._in_hand = len(records)
         return records
 
-    async def fill(self, timeout_s: float | None = None) -> bool:
-        """Make `take` useful: commit what is due, wait for values; False at the end, or when the
-        time is up.
-        """
-        self._settle()
-        if timeout_s is None:
-            return await self._fill(math.inf)
-        deadline_s = _now_s() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
-                return await self._fill(deadline_s)
-        except TimeoutError:
-            return False
-
+    @override
     async def commit(self) -> None:
         """Store that everything handed out so far is handled."""
         self._settle()
@@ -198,6 +152,7 @@ class AsyncResumable:
         self._in_hand, self._pending = 0, 1
         await self._store(self._retry)
 
+    @override
     async def close(self) -> None:
         """Commit what was handed out, unless commits are made by hand, and stop."""
         if self._is_over:
@@ -208,6 +163,7 @@ class AsyncResumable:
         if not self._is_manual and self._fenced is None:
             await self._store(self._retry)
 
+    @override
     async def _fill(self, deadline_s: float) -> bool:
         if self._is_over:
             return False
@@ -243,11 +199,17 @@ class AsyncResumable:
     async def _first(self) -> str:
         return await fixed(self._client, self.stream, self._start)
 
+    @override
     def _settle(self) -> None:
         """What was handed out is handled: the program has come back for more."""
         self._pending += self._in_hand
         self._in_hand = 0
         self._handled = self._handed
+
+    @override
+    def _forget(self) -> None:
+        self._in_hand = 0
+        self._handed = self._handled
 
     def _is_due(self) -> bool:
         if not self._pending:

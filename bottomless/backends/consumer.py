@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
 
 from bottomless.backends.base import start_of
 from bottomless.backoff import Retry
 from bottomless.errors import DataDamaged, InvalidRequest, Unavailable
-from bottomless.positions import After, Since
+from bottomless.positions import After
+from bottomless.reading import Buffered
 
 if TYPE_CHECKING:
-    from datetime import datetime
-    from types import TracebackType
-
     from bottomless.backends.base import Message, Source
     from bottomless.formats import Format
     from bottomless.positions import Start
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _POLL_S: Final = 20.0
 
 
-class SourceConsumer:
+class SourceConsumer(Buffered["Message"]):
     """Iterate over it, or call `next`. Ends where the stream says so, or, unless it follows, at the
     end of what is there.
     """
@@ -39,6 +38,7 @@ class SourceConsumer:
         retry: Retry | None = None,
         open_: set[SourceConsumer] | None = None,
     ) -> None:
+        super().__init__()
         self.stream = ""
         """Its name, for messages."""
         self._open: set[SourceConsumer] = set() if open_ is None else open_
@@ -51,68 +51,19 @@ class SourceConsumer:
         self._has_begun = False
         self._has_read = False
         self._skip = 0
-        self._behind: str | None = None
-        self._ready: deque[Message] = deque()
         self._is_closed = False
         self.has_ended = False
         """Nothing more comes; `fill` was not only out of time."""
         self._retry = retry or Retry()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        record = await self.next()
-        if record is None:
-            raise StopAsyncIteration
-        return record
-
+    @override
     async def close(self) -> None:
-        """Stop reading. May be called twice."""
         self._ready.clear()
         self._is_closed = True
         await self._release()
 
-    @property
-    def position(self) -> str | None:
-        """Behind the last value that was handed out; None while that is not known."""
-        return self._behind
-
-    async def next(self, timeout_s: float | None = None) -> Message | None:
-        """The next value. None at the end, or where none came in ``timeout_s`` seconds."""
-        if not self._ready:
-            await self.fill(timeout_s)
-        return self.take_one()
-
-    def take_one(self) -> Message | None:
-        """The next value if it is here already."""
-        if not self._ready:
-            return None
-        record = self._ready.popleft()
-        self._behind = record.position
-        return record
-
-    def take(self) -> list[Message]:
-        """All values that are here already, without waiting."""
-        records = list(self._ready)
-        self._ready.clear()
-        if records:
-            self._behind = records[-1].position
-        return records
-
+    @override
     async def fill(self, timeout_s: float | None = None) -> bool:
-        """Make `take` useful: wait for values; False at the end, or when the time is up."""
         retry = self._retry
         if self.follow and self._has_read:
             # Who follows has nothing better to do than to wait; but an address may be wrong.
@@ -143,12 +94,8 @@ class SourceConsumer:
                 return False
         return True
 
-    async def seek(self, time: datetime | str) -> None:
-        """Go on with what was stored at that time or later."""
-        await self.rewind(Since(time))
-
+    @override
     async def rewind(self, start: Start = "beginning") -> None:
-        """Go on from there."""
         self._ready.clear()
         self._start, self._has_begun, self._behind, self._skip = start, False, None, 0
         self._is_closed = self.has_ended = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import crc32c
 import deltalake
 import pytest
 
@@ -187,8 +188,9 @@ def test_retain_trims_by_age(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "count"])
-def test_check_finds_damage(run: Run, tmp_path: Path, damage: str) -> None:
-    table = make(tmp_path, commits=5)
+@pytest.mark.parametrize("commits", [pytest.param(5, id="few"), pytest.param(70, id="by-spark")])
+def test_check_finds_damage(run: Run, tmp_path: Path, damage: str, commits: int) -> None:
+    table = make(tmp_path, commits=commits)
     [victim] = sorted(table.path.glob("flush_date=*/*.parquet"))[2:3]
     data = bytearray(victim.read_bytes())
     if damage == "flip":
@@ -210,12 +212,13 @@ def test_check_finds_damage(run: Run, tmp_path: Path, damage: str) -> None:
 
 
 def test_check_finds_a_lost_commit(run: Run, tmp_path: Path) -> None:
-    """Two records lie in a file of their own that the log has lost."""
+    """Its records lie in a file of their own that the log has lost, in an entry that is whole."""
     table = make(tmp_path, commits=5)
     entry = table.path / "_delta_log" / f"{3:020d}.json"
     kept = [line for line in entry.read_text().splitlines() if not line.startswith('{"add"')]
     info = json.loads(kept[-1])
     info["commitInfo"]["actions"] = len(kept) - 1
+    info["commitInfo"]["crc32c"] = crc32c.crc32c("\n".join(kept[:-1]).encode())
     entry.write_text("\n".join([*kept[:-1], json.dumps(info)]) + "\n")
 
     report = run(check, code=1)
