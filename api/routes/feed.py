@@ -73,21 +73,19 @@ class Feed:
         try:
             while await self._catch_up(result, peer, control_is_due=control_is_due):
                 # No await since the last read: no change can slip through.
-                if self._is_over():
-                    return
                 control_is_due = not await self._wait()
-                if self._dialect.log.is_stopping:
-                    return
                 result = await self._follower.read(self._position)
         finally:
             self._follower.unlisten(self._push)
 
-    def _is_over(self) -> bool:
-        return self._dialect.log.is_stopping or self._loop.time() >= self._ends_at
+    def _is_over(self, peer: Client) -> bool:
+        """However much is left: the reader goes on from there with another response."""
+        is_unwanted = peer.is_gone or peer.is_refused or self._follower.is_gone
+        return is_unwanted or self._dialect.log.is_stopping or self._loop.time() >= self._ends_at
 
     async def _catch_up(self, result: ReadResult, peer: Client, *, control_is_due: bool) -> bool:
         """Send until nothing is left; False if this was all there will be."""
-        while not peer.is_gone and not peer.is_refused and not self._follower.is_gone:
+        while not self._is_over(peer):
             if not (result.pieces or result.closed or control_is_due):
                 self._position = result.end
                 return True
@@ -122,21 +120,29 @@ class Feed:
 
     def _push(self) -> None:
         """The stream has changed."""
-        if self._waiter is None or self._waiter.done():
+        waiter = self._waiter
+        if waiter is None or waiter.done():
             # The task has its turn, and looks for itself before it waits.
             return
+        try:
+            if not self._write_news():
+                self.interrupt()
+        except Exception as error:  # noqa: BLE001  (supervised: the other readers wait, too)
+            waiter.set_exception(error)
+
+    def _write_news(self) -> bool:
+        """Write what has come; False, and nothing is written, where the task has to see to it."""
         if self._follower.is_gone or self._dialect.log.is_stopping:
-            self.interrupt()
-            return
+            return False
         result = self._follower.read_now(self._position)
         if result is None or result.closed or not result.up_to_date:
-            self.interrupt()
-        elif result.pieces:
+            return False
+        if result.pieces:
             events = self._dialect.events.render(result, self._dialect.cursor(self._cursor))
-            if self._write_now(events):
-                self._position, self._sent_at = result.end, self._loop.time()
-            else:
-                self.interrupt()
+            if not self._write_now(events):
+                return False
+            self._position, self._sent_at = result.end, self._loop.time()
+        return True
 
     def _set_timer(self) -> None:
         """One timer per wait, whatever is written meanwhile."""

@@ -89,13 +89,13 @@ async def long_poll(
             if follower.is_gone:
                 raise StreamNotFound("the stream was deleted while it was read")
             result = await follower.read(position)
+            if peer.is_gone:
+                return
+            peer.check()
             if result.pieces or result.closed or is_over:
                 break
             remaining_ms = int((deadline - loop.time()) * 1000)
             is_over = remaining_ms <= 0 or not await follower.wait(remaining_ms)
-            if peer.is_gone:
-                return
-            peer.check()
     reply = chunk_headers(result)
     reply.append((b"stream-cursor", dialect.cursor(cursor).encode("ascii")))
     if result.pieces:
