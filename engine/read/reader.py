@@ -108,7 +108,9 @@ class Reader:
                 break
         metrics.read_bytes.inc(chunk.size)
         result = self._result(stream, chunk)
-        if result.pieces and result.up_to_date and chunk.size <= _SHARED_BYTES_MAX:
+        # A view would keep all of the append that it is a part of.
+        is_whole = all(isinstance(piece, bytes) for piece in result.pieces)
+        if result.pieces and is_whole and result.up_to_date and chunk.size <= _SHARED_BYTES_MAX:
             self._shared.pop(stream.id, None)
             self._shared[stream.id] = result
             if len(self._shared) > _SHARED_MAX:

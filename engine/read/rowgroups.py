@@ -51,9 +51,9 @@ class RowGroups:
         self._footers = FooterCache(settings.footers_max)
         self._decoding: dict[tuple[str, int], asyncio.Future[Run]] = {}
         self._opening: dict[str, asyncio.Future[Footer]] = {}
+        self._ahead_max = _DEPTH * settings.threads
         # What is decoded ahead must still be there when it is asked for.
-        has_room = settings.cache_bytes >= _AHEAD_CACHE_RATIO * settings.row_group_bytes
-        self._runs_ahead_max = _DEPTH * settings.threads if has_room else 0
+        self._ahead_bytes_max = settings.cache_bytes // _AHEAD_CACHE_RATIO
 
     def stop(self) -> None:
         """End the threads."""
@@ -83,20 +83,14 @@ class RowGroups:
 
     def prepare(self, folder: str, data: DataFile, position: Offset, kind: PayloadKind) -> None:
         """Begin to decode what `after` will be asked for, and the row group behind it."""
-        if not self._runs_ahead_max or len(self._decoding) >= self._runs_ahead_max:
-            return
         path = f"{folder}/{data.path}"
         footer = self._footers.get(path)
-        if footer is None:
-            if path not in self._opening:
-                opening = asyncio.ensure_future(self._footer(path))
-                self._opening[path] = opening
-                opening.add_done_callback(lambda done: self._opened(path, position, kind, done))
-            return
-        begin = bisect_right(footer.lasts, position)
-        for index in range(begin, min(begin + _DEPTH, len(footer.lasts))):
-            if self._runs.get(path, index) is None:
-                self._decode_once(path, index, footer, kind)
+        if footer is not None:
+            self._decode_ahead(path, footer, position, kind)
+        elif path not in self._opening and len(self._opening) < self._ahead_max:
+            opening = asyncio.ensure_future(self._footer(path))
+            self._opening[path] = opening
+            opening.add_done_callback(lambda done: self._opened(path, position, kind, done))
 
     def _opened(
         self, path: str, position: Offset, kind: PayloadKind, done: asyncio.Future[Footer]
@@ -104,9 +98,14 @@ class RowGroups:
         del self._opening[path]
         # What cannot be read is told to whoever asks for it.
         if not done.cancelled() and done.exception() is None:
-            footer = done.result()
-            index = bisect_right(footer.lasts, position)
-            if index < len(footer.lasts) and self._runs.get(path, index) is None:
+            self._decode_ahead(path, done.result(), position, kind)
+
+    def _decode_ahead(self, path: str, footer: Footer, position: Offset, kind: PayloadKind) -> None:
+        begin = bisect_right(footer.lasts, position)
+        for index in range(begin, min(begin + _DEPTH, len(footer.lasts))):
+            is_small = footer.sizes[index] <= self._ahead_bytes_max
+            has_room = is_small and len(self._decoding) < self._ahead_max
+            if has_room and self._runs.get(path, index) is None:
                 self._decode_once(path, index, footer, kind)
 
     async def append_seqs(self, path: str, index: int) -> np.ndarray:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tracemalloc
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from engine import errors
+from engine.settings import ReadSettings
 from engine.types import CreateRequest, ForkRequest
-from tests.support.model import BYTES, JSON, TEXT, Lives
+from tests.support.model import BYTES, JSON, SMALL, TEXT, Lives
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHUNK = 1024
 
@@ -86,6 +93,27 @@ async def test_reader_beyond_the_tail_is_caught_up(lives: Lives):
     position = lives.log.head("s").tail + 10**18
     result = await lives.log.read("s", position)
     assert (result.is_empty, result.up_to_date, result.end) == (True, True, position)
+
+
+async def test_reader_keeps_nothing_of_what_is_committed(root: Path):
+    lives = Lives(root, SMALL.model_copy(update={"read": ReadSettings(cache_bytes=0)}))
+    await lives.start()
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            name = f"s{number}"
+            await lives.create(name)
+            await lives.append(name, b'["%s"]' % (b"x" * 1_000_000))
+            before = (await lives.append(name, b'["%s",1]' % (b"y" * 1_000_000))).tail - 1
+            # The last record is small; a large append is what it lies in.
+            assert await lives.records(name, before) == [b"1"]
+            await lives.commit(name)
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 4_000_000
+    await lives.bury()
 
 
 async def test_reader_goes_through_three_levels_of_forks(lives: Lives):
