@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from engine.errors import BadJson, BadOffset, BadStreamName, DataCorrupt
+from engine.errors import BadJson, BadOffset, BadStreamName, DataCorrupt, PayloadTooLarge
 from engine.format.batch import Batch
 from engine.format.frame import (
     SEGMENT_HEADER_BYTES,
@@ -162,6 +162,47 @@ def test_wal_segment_with_damage_is_refused_or_loses_only_its_end(segment, data:
     else:
         assert found == frames[:hit]
         assert hit == len(frames) - 1
+
+
+@given(
+    st.lists(VALUES | st.text('[]{},:"\\ a') | st.lists(VALUES, max_size=6), max_size=6),
+    st.sampled_from([None, 1]),
+    st.integers(1, 6),
+)
+@example([","], None, 1)
+@example([[1, 2]], None, 1)
+@example(["\\", ',"', "]"], None, 2)
+def test_json_body_is_too_large_by_its_records_and_by_nothing_else(values, indent, most: int):
+    body = json.dumps(values, indent=indent).encode()
+    limits = LimitSettings(records_per_append=most)
+    assert counted(body, limits) == (len(values) if len(values) <= most else None)
+    # What is no array is one record, whatever it holds.
+    assert counted(b'{"a":' + body + b"}", limits) == 1
+
+
+@given(st.text('[]{}:,"01\\u ', max_size=40).map(str.encode), st.integers(1, 3))
+def test_json_text_is_too_large_only_where_it_could_be_taken(body: bytes, most: int):
+    """What is no JSON may be refused as either."""
+    assume(body)
+    try:
+        found = counted(body, LimitSettings(records_per_append=most))
+    except BadJson:
+        return
+    try:
+        value = json.loads(body)
+    except ValueError:
+        assert found is None
+        return
+    count = len(value) if isinstance(value, list) else 1
+    assert found == (count if count <= most else None)
+
+
+def counted(body: bytes, limits: LimitSettings) -> int | None:
+    """How many records it holds; None where those are too many."""
+    try:
+        return parse_body(body, PayloadKind.JSON, limits).count
+    except PayloadTooLarge:
+        return None
 
 
 @given(st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans())

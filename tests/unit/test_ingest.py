@@ -11,6 +11,8 @@ from engine.write.ingest import parse_body
 from tests.support.model import BYTES, TEXT, Lives
 
 LIMITS = LimitSettings(body_bytes=1 << 20, records_per_append=1000)
+# A long body is counted block by block, of so many bytes.
+_BLOCK_BYTES = 1 << 18
 
 EXACT = [
     b"123456789012345678901234567890123456789012345678901234567890",
@@ -161,6 +163,30 @@ def test_ingest_refuses_what_is_too_large():
     with pytest.raises(PayloadTooLarge):
         parse_body(b"[" + b"1," * 1000 + b"1]", PayloadKind.JSON, LIMITS)
     assert parse_body(b"[" + b"1," * 999 + b"1]", PayloadKind.JSON, LIMITS).count == 1000
+
+
+@pytest.mark.parametrize("shift", range(-4, 3))
+@pytest.mark.parametrize(
+    "mark", [b'"', b'\\"', b"\\\\", b'",[', b'",{"', b'",[],"'], ids=lambda mark: mark.decode()
+)
+def test_ingest_counts_records_of_a_long_body(mark: bytes, shift: int):
+    """What begins in one block of the count and ends in the next one is still one thing."""
+    commas = b"," * 2000
+    closing = {
+        b'"': b"",
+        b'",[': b"1" + b",1" * 2000 + b"]",
+        b'",{"': b'":[1' + b",1" * 2000 + b"]}",
+    }
+    end = closing.get(mark, commas + b'"')
+    body = b'["' + b"x" * (_BLOCK_BYTES - 2 + shift) + mark + end
+    count = {b'"': 1, b'",[': 2, b'",{"': 2, b'",[],"': 3}.get(mark, 1)
+    for more in (0, 1, 1000 - count, 1001 - count):
+        whole = body + b",1" * more + b"]"
+        if count + more > LIMITS.records_per_append:
+            with pytest.raises(PayloadTooLarge):
+                parse_body(whole, PayloadKind.JSON, LIMITS)
+        else:
+            assert parse_body(whole, PayloadKind.JSON, LIMITS).count == count + more
 
 
 @pytest.mark.parametrize(
