@@ -171,7 +171,8 @@ def test_wal_segment_with_damage_is_refused_or_loses_only_its_end(segment, data:
 )
 @example([","], None, 1)
 @example([[1, 2]], None, 1)
-@example(["\\", ',"', "]"], None, 2)
+@example(["\\", ",,,,"], None, 2)
+@example(['",,,,'], None, 1)
 def test_json_body_is_too_large_by_its_records_and_by_nothing_else(values, indent, most: int):
     body = json.dumps(values, indent=indent).encode()
     limits = LimitSettings(records_per_append=most)
