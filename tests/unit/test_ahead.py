@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -32,6 +33,8 @@ class Watched:
         read = ReadSettings(chunk_bytes=KIB, row_group_bytes=KIB, cache_bytes=cache_bytes)
         self.lives = Lives(root, SMALL.model_copy(update={"read": read}))
         self.opened = 0
+        self.held = threading.Lock()
+        """Whoever has it keeps files from being opened."""
         self.offsets: list[Offset] = []
 
     async def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +49,8 @@ class Watched:
 
         def count(path: str) -> object:
             self.opened += path.endswith(".parquet")
-            return open_input(path)
+            with self.held:
+                return open_input(path)
 
         monkeypatch.setattr(storage, "open_input", count)
 
@@ -135,16 +139,21 @@ async def test_ahead_of_readers_that_leave_ends_by_itself(
 ):
     watched = Watched(root, 64 * KIB)
     await watched.begin(monkeypatch)
+    await watched.read(watched.offsets[0])
+    watched.opened = 0
     readers = [asyncio.ensure_future(watched.read()) for _ in range(3)]
-    await until(lambda: watched.opened > 0, "the footer being read")
-    for reader in readers[:2]:
-        reader.cancel()
+    with watched.held:
+        await until(lambda: watched.opened == 1, "a row group being decoded for three")
+        # The one it was begun for is among them.
+        for reader in readers[:2]:
+            reader.cancel()
+        await asyncio.wait(readers[:2])
     assert await readers[2] == [RECORDS[0]]
     watched.remove_files()
     last = asyncio.ensure_future(watched.read(watched.offsets[5]))
     await asyncio.sleep(0)
     last.cancel()
-    await asyncio.wait([*readers, last])
+    await asyncio.wait([last])
     await watched.lives.stop()
     gc.collect()
     assert unhandled == []

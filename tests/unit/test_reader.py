@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from engine import errors
+from engine.format.offset import START
 from engine.settings import ReadSettings
-from engine.types import CreateRequest, ForkRequest
+from engine.types import CreateRequest, ForkRequest, StreamName
 from tests.support.model import BYTES, JSON, SMALL, TEXT, Lives
 
 if TYPE_CHECKING:
@@ -93,6 +94,30 @@ async def test_reader_beyond_the_tail_is_caught_up(lives: Lives):
     position = lives.log.head("s").tail + 10**18
     result = await lives.log.read("s", position)
     assert (result.is_empty, result.up_to_date, result.end) == (True, True, position)
+
+
+async def test_reader_tells_the_tail_as_it_is_now(lives: Lives):
+    await lives.create("s")
+    base = lives.log.head(StreamName("s")).tail
+    for number in range(1, 4):
+        tail = (await lives.append("s", b"%d" % number)).tail
+        for _ in range(2):
+            result = await lives.log.read(StreamName("s"), base)
+            assert (len(result.pieces), result.end, result.closed) == (number, tail, False)
+    await lives.close("s")
+    assert (await lives.log.read(StreamName("s"), base)).closed
+
+
+async def test_reader_of_a_deleted_stream_is_told_so(lives: Lives):
+    await lives.create("s")
+    base = lives.log.head(StreamName("s")).tail
+    await lives.append("s", b"1")
+    with lives.log.follow(StreamName("s"), "test") as follower:
+        assert (await follower.read(base)).pieces
+        await asyncio.gather(lives.log.delete(StreamName("s")), lives.create("s"))
+        for position in (base, START):
+            with pytest.raises(errors.StreamNotFound):
+                await follower.read(position)
 
 
 async def test_reader_keeps_nothing_of_what_is_committed(root: Path):
