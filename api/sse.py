@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -14,7 +13,6 @@ from engine import PayloadKind, format_wire
 if TYPE_CHECKING:
     from engine import Offset, ReadResult
 
-_LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 _BASE64_LINE: Final = 60_000
 """Long lines are fine for the format but not for every client's line buffer. Divisible by 4."""
 
@@ -28,7 +26,9 @@ def render_data(result: ReadResult) -> bytes:
             encoded[begin : begin + _BASE64_LINE] for begin in range(0, len(encoded), _BASE64_LINE)
         ]
     else:
-        lines = _LINE_END.split(payload)
+        if b"\r" in payload:
+            payload = payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = payload.split(b"\n")
     return b"event: data\n" + b"".join([b"data:%b\n" % line for line in lines]) + b"\n"
 
 

@@ -226,6 +226,17 @@ async def test_feed_gives_all_of_an_append_that_is_larger_than_a_chunk(lives: Li
         assert client.received.count(SETTLED) == 2
 
 
+async def test_feed_that_takes_all_it_gets_leaves_turns_to_others(lives: Lives):
+    await fill(lives)
+    client = Client(dialect_of(lives))
+    turns = 0
+    while not client.received.endswith(SETTLED):
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(client.records) == 20
+    assert turns >= 20
+
+
 async def test_feed_that_stood_still_gets_what_came_meanwhile(lives: Lives):
     await lives.create("s")
     client = Client(dialect_of(lives))
