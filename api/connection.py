@@ -18,8 +18,8 @@ from typing_extensions import override
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.asgi import WRITE_NOW
-from api.cycle import Cycle, render_quickly, render_whole
+from api.asgi import WRITE_NOW, render_lines
+from api.cycle import Cycle, render_whole
 from api.errors import PROBLEM_TYPE, problem
 from api.routes.quick import QUICK_START
 
@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
             return
         default_headers, keep_alive = self.server_state.default_headers, not self._is_last
         self.transport.write(
-            render_quickly(status, lines, body, default_headers, keep_alive=keep_alive)
+            render_whole(status, lines, body, default_headers, keep_alive=keep_alive)
         )
         self._since = self.loop.time()
         if self._is_last:
@@ -376,7 +376,8 @@ class Connection(HttpToolsProtocol):
         headers, defaults = [(b"content-type", PROBLEM_TYPE)], self.server_state.default_headers
         if status == 503:
             headers.append((b"retry-after", b"1"))
-        self.transport.write(render_whole(status, headers, body, defaults, keep_alive=False))
+        lines = render_lines(headers)
+        self.transport.write(render_whole(status, lines, body, defaults, keep_alive=False))
         self.transport.close()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from api.asgi import BODILESS, render_lines, with_length
+from api.asgi import BODILESS, render_lines
 
 if TYPE_CHECKING:
     from api.asgi import Headers, Message, Part
@@ -35,31 +35,20 @@ class DefaultHeaders:
 _default_headers: Final = DefaultHeaders()
 
 
-def render_head(
-    status: int, headers: Headers, default_headers: Headers, *, keep_alive: bool
-) -> bytes:
-    """Status line and headers of a response, with the empty line."""
+def render_head(status: int, lines: bytes, default_headers: Headers, *, keep_alive: bool) -> bytes:
+    """Status line and headers (given as lines) of a response, with the empty line."""
     defaults = _default_headers.render(default_headers)
     end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
-    return b"".join((STATUS_LINE[status], defaults, render_lines(headers), end))
+    return b"".join((STATUS_LINE[status], defaults, lines, end))
 
 
 def render_whole(
-    status: int, headers: Headers, body: bytes, default_headers: Headers, *, keep_alive: bool
-) -> bytes:
-    """A whole response."""
-    headers = with_length(status, headers, body)
-    return render_head(status, headers, default_headers, keep_alive=keep_alive) + body
-
-
-def render_quickly(
     status: int, lines: bytes, body: bytes, default_headers: Headers, *, keep_alive: bool
 ) -> bytes:
-    """A whole response whose headers are lines already."""
-    length = b"" if status in BODILESS else b"content-length: %d\r\n" % len(body)
-    defaults = _default_headers.render(default_headers)
-    end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
-    return b"".join((STATUS_LINE[status], defaults, lines, length, end, body))
+    """A whole response."""
+    if status not in BODILESS:
+        lines += b"content-length: %d\r\n" % len(body)
+    return render_head(status, lines, default_headers, keep_alive=keep_alive) + body
 
 
 class Cycle(RequestResponseCycle):
@@ -131,7 +120,8 @@ class Cycle(RequestResponseCycle):
         kept = [header for header in headers if header[0] != b"connection"]
         if self.chunked_encoding:
             kept.append((b"transfer-encoding", b"chunked"))
-        self._head = render_head(status, kept, self.default_headers, keep_alive=self.keep_alive)
+        lines = render_lines(kept)
+        self._head = render_head(status, lines, self.default_headers, keep_alive=self.keep_alive)
 
     def _write(self, body: Any, *, is_last: bool) -> None:  # noqa: ANN401  (bytes-like)
         parts = [self._head] if self._head else []

@@ -17,7 +17,6 @@ from engine.write.operations import (
     AppendOperation,
     CreateOperation,
     DeleteOperation,
-    Done,
     Operation,
     Outcome,
 )
@@ -55,8 +54,6 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._open: list[Operation] = []
         self._open_bytes = 0
-        self._has_delete = False
-        """A delete is among the open ones."""
         self._opened_s = 0.0
         self._in_flight_since_s = 0.0
         self._in_flight: list[Operation] | None = None
@@ -93,13 +90,11 @@ class GroupCommit:
         return self._loop.create_future()
 
     def submit(self, operation: Operation) -> None:
-        """Add to the open group; its future resolves when the group is durable."""
+        """Add to the open group; it is told when the group is durable, or has failed."""
         if not self._open:
             self._opened_s = self._clock.monotonic_s()
         self._open.append(operation)
         self._open_bytes += operation.payload_bytes
-        if type(operation) is DeleteOperation:
-            self._has_delete = True
         if self._in_flight is None and not self._seal_scheduled:
             # One turn of the loop later: everything parsed in this turn shares the write.
             self._seal_scheduled = True
@@ -126,6 +121,7 @@ class GroupCommit:
         self._seal_scheduled = False
         if not self._open:
             return
+        assert self._in_flight is None, "one group at a time"
         operations = self._take_group()
         self._in_flight, self._in_flight_since_s = operations, self._opened_s
         if not self._open:
@@ -144,13 +140,12 @@ class GroupCommit:
         """
         operations, self._open = self._open, []
         has_delete = False
-        for index, operation in enumerate(operations if self._has_delete else ()):
+        for index, operation in enumerate(operations):
             if type(operation) is CreateOperation and has_delete:
                 operations, self._open = operations[:index], operations[index:]
                 break
             has_delete = has_delete or type(operation) is DeleteOperation
         self._open_bytes = sum(operation.payload_bytes for operation in self._open)
-        self._has_delete = any(type(operation) is DeleteOperation for operation in self._open)
         return operations
 
     def _written_on_wal_thread(self, written: Written) -> None:
@@ -181,8 +176,7 @@ class GroupCommit:
                 # A successor of the same name must start above every offset of this one.
                 self.epoch += 1
         for barrier in self._barriers_in_flight:
-            if not barrier.done():
-                barrier.set_result(None)
+            settle(barrier, None)
         self._barriers_in_flight = []
         self._segments.written(written.segment, written.bytes, operations)
         self._count(operations, written)
@@ -191,10 +185,10 @@ class GroupCommit:
         """Tell whoever waits, when all state is as it will be: who is told may submit more."""
         for operation in operations:
             try:
-                if error is not None:
-                    _set_exception(operation.done, error)
-                elif not operation.done.done():
-                    operation.done.set_result(None)
+                # Both know each other: without this only the garbage collector would part them.
+                done = operation.done
+                del operation.done
+                done(error)
             except Exception as failure:  # noqa: BLE001  (supervised: the others wait, too)
                 _log.error("whoever waited could not be told", exc_info=failure)
 
@@ -215,22 +209,25 @@ class GroupCommit:
         """Everything that was judged as if these were durable fails with them; returns that."""
         metrics.storage_failures.labels(op="wal").inc()
         operations, self._open, self._open_bytes = operations + self._open, [], 0
-        self._has_delete = False
         for operation in operations:
             stream = operation.stream
             stream.pending = None
             stream.delete_pending = False
             stream.assigned = stream.tail
         for barrier in self._barriers_in_flight + self._barriers_open:
-            _set_exception(barrier, error)
+            settle(barrier, error)
         self._barriers_open, self._barriers_in_flight = [], []
         self._registry.forget_announcements()
         return operations
 
 
-def _set_exception(done: Done, error: BottomlessError) -> None:
-    """Fail a future that may have been cancelled, or that nobody may ever look at."""
-    if not done.done():
+def settle(future: asyncio.Future[None], error: BottomlessError | None) -> None:
+    """End a future that may have been cancelled, or that nobody may ever look at."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
         # One error serves many: without this its traceback would grow with every one of them.
-        done.set_exception(error.with_traceback(None))
-        done.exception()
+        future.set_exception(error.with_traceback(None))
+        future.exception()

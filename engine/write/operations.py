@@ -6,6 +6,7 @@ when the group is durable, which is when readers may see it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from engine.format.batch import Batch
@@ -17,9 +18,6 @@ from engine.streams.stream import Pending, Stream
 from engine.types import Offset, ProducerStamp
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
     from engine.errors import BottomlessError
     from engine.write.ingest import Records
 
@@ -37,44 +35,8 @@ class Outcome(Protocol):
         """A stream was deleted or has expired."""
 
 
-class Done(Protocol):
-    """Told once how an operation ended; a future is one."""
-
-    def done(self) -> bool:
-        """Nobody waits any more."""
-
-    def set_result(self, result: None, /) -> None:
-        """It is durable."""
-
-    def set_exception(self, exception: BottomlessError, /) -> None:
-        """It has failed."""
-
-    def exception(self) -> BaseException | None:
-        """Marks the failure as seen."""
-
-
-class Call:
-    """A call instead of a future: that would cost an object, a handle and a turn of the loop."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[[BottomlessError | None], None]) -> None:
-        self._call = call
-
-    def done(self) -> bool:
-        """Nobody can cancel a call."""
-        return False
-
-    def set_result(self, result: None, /) -> None:
-        """It is durable."""
-        self._call(result)
-
-    def set_exception(self, exception: BottomlessError, /) -> None:
-        """It has failed."""
-        self._call(exception)
-
-    def exception(self) -> None:
-        """Whoever is called has seen it."""
+Done = Callable[["BottomlessError | None"], None]
+"""Told once how an operation ended: None when it is durable, or why it is not."""
 
 
 class CreateOperation:
@@ -82,7 +44,7 @@ class CreateOperation:
 
     __slots__ = ("_base", "_follower", "done", "payload_bytes", "stream")
 
-    def __init__(self, stream: Stream, done: asyncio.Future[None]) -> None:
+    def __init__(self, stream: Stream, done: Done) -> None:
         self.stream = stream
         self.done = done
         self.payload_bytes = 0
@@ -189,7 +151,7 @@ class DeleteOperation:
 
     __slots__ = ("done", "payload_bytes", "stream")
 
-    def __init__(self, stream: Stream, done: asyncio.Future[None]) -> None:
+    def __init__(self, stream: Stream, done: Done) -> None:
         self.stream = stream
         self.done = done
         self.payload_bytes = 0

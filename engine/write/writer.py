@@ -9,6 +9,7 @@ not durable yet.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -44,6 +45,7 @@ from engine.types import (
     Offset,
     StreamName,
 )
+from engine.write.group import settle
 from engine.write.ingest import NO_RECORDS, Records, parse_body
 from engine.write.judge import (
     append_meta,
@@ -57,7 +59,6 @@ from engine.write.judge import (
 )
 from engine.write.operations import (
     AppendOperation,
-    Call,
     CreateOperation,
     DeleteOperation,
     Done,
@@ -120,7 +121,7 @@ class Writer:
         self._check_room(len(records.data) + len(prefix.data))
         self._registry.announce(name, stream)
         done = self._group.future()
-        create = CreateOperation(stream, done)
+        create = CreateOperation(stream, partial(settle, done))
         self._group.submit(create)
         if prefix.count:
             create.tail_from(self._submit_append(stream, prefix, closes=False))
@@ -133,7 +134,8 @@ class Writer:
         return CreateResult(True, stream.meta.content_type, create.tail, request.closed)
 
     def _submit_append(self, stream: Stream, records: Records, *, closes: bool) -> AppendOperation:
-        operation = AppendOperation(stream, records, self._group.future(), closes=closes)
+        # Whoever waits waits for the create, which is in the same group.
+        operation = AppendOperation(stream, records, lambda _: None, closes=closes)
         self._group.submit(operation)
         return operation
 
@@ -199,7 +201,7 @@ class Writer:
         stream = await self.require(name)
         done = self._group.future()
         try:
-            operation = self._judge(stream, request, done)
+            operation = self._judge(stream, request, partial(settle, done))
         except _VERDICTS as refusal:
             await self._group.barrier()
             if isinstance(refusal, StreamClosed):
@@ -236,7 +238,7 @@ class Writer:
             assert operation is not None
             done(_result(operation) if error is None else error)
 
-        operation = self._judge(stream, request, Call(tell))
+        operation = self._judge(stream, request, tell)
         if operation is None:
             return False
         self._group.submit(operation)
@@ -301,7 +303,8 @@ class Writer:
             self._check_room(0)
             meta = AppendMeta(settings=settings.model_dump_json(exclude_defaults=True))
             done = self._group.future()
-            self._group.submit(AppendOperation(stream, NO_RECORDS, done, closes=False, meta=meta))
+            told = partial(settle, done)
+            self._group.submit(AppendOperation(stream, NO_RECORDS, told, closes=False, meta=meta))
             await done
         else:
             await self._group.barrier()
@@ -325,12 +328,12 @@ class Writer:
             self._submit_delete(stream).add_done_callback(lambda done: done.exception())
 
     def _submit_delete(self, stream: Stream) -> asyncio.Future[None]:
-        operation = DeleteOperation(stream, self._group.future())
+        done = self._group.future()
         stream.delete_pending = True
         if stream.forks + stream.forks_pending == 0:
             self._registry.announce(stream.name, None)
-        self._group.submit(operation)
-        return operation.done
+        self._group.submit(DeleteOperation(stream, partial(settle, done)))
+        return done
 
     # What both need.
 

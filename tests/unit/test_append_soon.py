@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import random
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -266,6 +268,33 @@ async def test_stop_tells_of_what_is_under_way_and_takes_no_more(lives: Lives, t
     assert len(more) == 1
     await lives.start()
     assert await lives.records("s") == [b"1", b"2", *told.bodies[1:]]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_call_that_was_made_is_forgotten(lives: Lives, told: Told, is_full: bool) -> None:
+    """Without the help of the garbage collector, which the server lets run seldom: bodies of 64 KiB
+    and connections that are closed would wait for it by the thousand.
+    """
+
+    class Answer:
+        def __call__(self, outcome: object) -> None:
+            told.outcomes.append((b"", outcome))
+
+    if is_full:
+        lives.storage.fail("write", code=errno.ENOSPC)
+    gc.disable()
+    try:
+        answers = [Answer() for _ in range(10)]
+        alive = [weakref.ref(answer) for answer in answers]
+        while answers:
+            request = AppendRequest(JSON, b"1")
+            assert lives.log.append_soon(StreamName("s"), request, answers.pop())
+        await told.count(10)
+        await turns()
+        assert told.kinds() == {errors.StorageUnavailable if is_full else AppendResult}
+        assert [one for one in alive if one() is not None] == []
+    finally:
+        gc.enable()
 
 
 async def test_call_is_not_made_for_what_was_not_taken(lives: Lives, told: Told) -> None:
