@@ -39,6 +39,7 @@ class Follower:
         self._log = log
         self._stream = stream
         self._waiter: asyncio.Future[bool] | None = None
+        self._is_interrupted = False
 
     @property
     def is_gone(self) -> bool:
@@ -74,7 +75,7 @@ class Follower:
 
         A running wait keeps a sliding TTL alive.
         """
-        if self._log.is_stopping or self.is_gone:
+        if self._log.is_stopping or self.is_gone or self._is_interrupted:
             return False
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -84,7 +85,8 @@ class Follower:
             self._log.touch(self._stream)
 
     def interrupt(self) -> None:
-        """End the wait that runs now, if any."""
+        """End the wait that runs now, and begin no other: it may be told while it reads."""
+        self._is_interrupted = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(False)
 

@@ -244,6 +244,19 @@ async def test_log_follower_wakes_for_appends_close_and_delete(lives: Lives):
         assert not await follower.wait(10)
 
 
+async def test_log_follower_that_was_interrupted_waits_no_more(lives: Lives):
+    await lives.create("s")
+    for is_waiting in (True, False):
+        with lives.log.follow("s", "test") as follower:
+            waiting = asyncio.create_task(follower.wait(60_000))
+            if is_waiting:
+                await asyncio.sleep(0)
+            # As when a client leaves: it is told once, and maybe while its follower reads.
+            follower.interrupt()
+            assert not await asyncio.wait_for(waiting, 5)
+            assert not await asyncio.wait_for(follower.wait(60_000), 5)
+
+
 async def test_log_that_stops_wakes_followers_and_refuses_appends(lives: Lives):
     await lives.create("s")
     with lives.log.follow("s", "test") as follower:
