@@ -8,6 +8,7 @@ epoch of that version, and the server stores one of those.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _PRODUCER: Final = "owner"
 _JSON: Final = "application/json"
 # Each round is lost to somebody who came at the same moment; that many do not come by chance.
-_ROUNDS: Final = 100
+_ROUNDS: Final = 30
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -102,7 +103,7 @@ class PositionLog:
         of a name that is new.
         """
         await make(self._client, self.stream)
-        for _ in range(_ROUNDS):
+        for lost in range(_ROUNDS):
             self._version = (await self._post([], None)).version + 1
             self._seq, self._unanswered = 0, None
             try:
@@ -113,7 +114,9 @@ class PositionLog:
                 if await self._write(position) or await self._is_mine():
                     return position
             except Fenced:
-                continue
+                # Who lost together would lose together again.
+                ceiling_s = min(self._retry.longest_s, self._retry.first_s * 2.0**lost)
+                await asyncio.sleep(self._retry.rng.uniform(0, ceiling_s))
         raise Fenced(f"too many take over the position {self._name!r} at the same time")
 
     async def store(self, position: str, retry: Retry) -> None:

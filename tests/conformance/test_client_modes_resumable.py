@@ -183,16 +183,18 @@ async def test_resumable_of_many_at_once_one_owns_the_position(server: ServerPro
         await client.create("crowd")
         await client.append("crowd", *range(10))
         crowd = [
-            client.resumable("crowd", "many", commit_records=None, commit_s=None) for _ in range(4)
+            client.resumable("crowd", "many", commit_records=None, commit_s=None) for _ in range(16)
         ]
         await asyncio.gather(*(one.next() for one in crowd))
         ended = await asyncio.gather(*(one.commit() for one in crowd), return_exceptions=True)
-        assert [type(end) for end in ended if end is not None] == [Fenced] * 3
+        assert [type(end) for end in ended if end is not None] == [Fenced] * 15
         last = await client.committed("crowd", "many")
         stored = [one.value["version"] for one in await client.read("_positions/many/crowd")]
         assert last is not None
         assert stored == sorted(stored)
         assert stored[-2:] == [last.version] * 2
+        # Who lost does not come back at the same moment: each tries two or three times, not ten.
+        assert last.version < 16 * 5
 
 
 class InStep(Transport):
