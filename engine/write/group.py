@@ -66,6 +66,8 @@ class GroupCommit:
         """The LSN of the last durable group."""
         self.epoch = 0
         """No group may get a lower epoch than this."""
+        self.is_broken = False
+        """An error of our own has kept a group from memory: only the WAL knows it, and keeps it."""
 
     def check_room(self, payload_bytes: int) -> None:
         """Refuse before anything is changed."""
@@ -129,8 +131,13 @@ class GroupCommit:
             self._barriers_in_flight, self._barriers_open = self._barriers_open, []
         self.epoch = max(self.epoch, self._clock.now_ms())
         parts: list[bytes | memoryview] = []
-        for operation in operations:
-            parts += operation.encode(self.epoch)
+        try:
+            for operation in operations:
+                parts += operation.encode(self.epoch)
+        except Exception as failure:  # noqa: BLE001  (supervised: appends must not hang)
+            # Later: those of the group before are told first.
+            self._loop.call_soon(self._end, operations, self._wal.poison(failure))
+            return
         group = Group(self.lsn + 1, self.epoch, len(operations), parts)
         self._wal.submit(group, self._written_on_wal_thread)
 
@@ -152,24 +159,30 @@ class GroupCommit:
         self._loop.call_soon_threadsafe(self._written, written)
 
     def _written(self, written: Written) -> None:
-        operations, self._in_flight = self._in_flight, None
+        operations, error = self._in_flight, written.error
         assert operations is not None
-        if written.error is None:
-            self._apply(operations, written)
-        else:
-            operations = self._fail(operations, written.error)
-        try:
-            # The disk works on while the answers go out.
-            if self._open:
-                self._seal()
-        finally:
-            self._resolve(operations, written.error)
+        if error is None:
+            try:
+                self._apply(operations, written)
+            except Exception as failure:  # noqa: BLE001  (supervised: appends must not hang)
+                self.is_broken = True
+                error = self._wal.poison(failure)
+        self._end(operations, error)
+
+    def _end(self, operations: list[Operation], error: BottomlessError | None) -> None:
+        """The group in flight is over, one way or the other."""
+        self._in_flight = None
+        if error is not None:
+            operations = self._fail(operations, error)
+        # The disk works on while the answers go out.
+        if self._open:
+            self._seal()
+        self._resolve(operations, error)
         if self._idle is not None and self._in_flight is None and not self._open:
             self._idle.set_result(None)
             self._idle = None
 
     def _apply(self, operations: list[Operation], written: Written) -> None:
-        self.lsn += 1
         for operation in operations:
             operation.apply(self._outcome)
             if type(operation) is DeleteOperation:
@@ -179,6 +192,7 @@ class GroupCommit:
             settle(barrier, None)
         self._barriers_in_flight = []
         self._segments.written(written.segment, written.bytes, operations)
+        self.lsn += 1
         self._count(operations, written)
 
     def _resolve(self, operations: list[Operation], error: BottomlessError | None) -> None:

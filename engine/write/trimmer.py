@@ -64,7 +64,7 @@ class Trimmer:
 
     async def trim(self, *, everything: bool = False) -> None:
         """Remove what can be removed; refresh the snapshot where it has grown old."""
-        if self.is_poisoned:
+        if self.is_poisoned or self._group.is_broken:
             return
         removable = self._segments.removable(self._registry, everything=everything)
         if removable or everything or self._is_due():

@@ -91,8 +91,18 @@ class Wal:
 
     @property
     def is_poisoned(self) -> bool:
-        """A sync has failed; nothing more will be acknowledged."""
+        """It has failed for good; nothing more will be acknowledged."""
         return self._poison is not None
+
+    def poison(self, failure: Exception) -> BottomlessError:
+        """After an error of our own: what memory holds may differ from what is on the disk, and
+        only a start can tell. Returns what to tell whoever waits.
+        """
+        _log.error("the write-ahead log failed", exc_info=failure)
+        self._poison = StorageUnavailable(
+            "the write-ahead log failed", hint="Restart the server; its log says why."
+        )
+        return self._poison
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -108,10 +118,7 @@ class Wal:
                         hint="Free or repair the disk; nothing was acknowledged.",
                     )
                 except Exception as failure:  # noqa: BLE001  (supervised: appends must not hang)
-                    _log.error("the write-ahead log failed", exc_info=failure)
-                    error = self._poison = StorageUnavailable(
-                        "the write-ahead log failed", hint="Restart the server; its log says why."
-                    )
+                    error = self.poison(failure)
             elapsed_s = self._clock.monotonic_s() - begun_s
             done(Written(self._segment, written, elapsed_s, error))
 

@@ -15,6 +15,7 @@ import pytest
 
 from engine import errors
 from engine.types import Ack, AppendRequest, AppendResult, ProducerStamp, StreamName
+from engine.write.operations import AppendOperation
 from tests.support.model import JSON, Lives, until
 from tests.unit.test_races import Gate
 
@@ -187,6 +188,34 @@ async def test_call_that_fails_keeps_nobody_from_his(lives: Lives, told: Told) -
     await lives.stop()
     await lives.start()
     assert await lives.records("s") == [b"1", b"2", b"0", b"3"] * 2
+
+
+@pytest.mark.parametrize("method", ["encode", "apply"])
+async def test_error_of_our_own_is_told_to_all_and_ends_the_right_to_acknowledge(
+    lives: Lives, told: Told, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(operation: AppendOperation, *_: object) -> None:
+        raise ArithmeticError(operation.payload_bytes)
+
+    gate = Gate(lives.storage, "sync")
+    assert told.append(b"1")
+    await until(gate.entered.is_set)
+    monkeypatch.setattr(AppendOperation, method, fail)
+    assert told.append(b"2")
+    assert told.append(b"3")
+    gate.open()
+    await told.count(3)
+    monkeypatch.undo()
+    assert not lives.log.is_ready
+    assert told.append(b"4")
+    await told.count(4)
+    refused = told.outcomes if method == "apply" else told.outcomes[1:]
+    assert {type(outcome) for _, outcome in refused} == {errors.StorageUnavailable}
+    assert told.bodies == [b"1", b"2", b"3", b"4"]
+    await lives.stop()
+    await lives.start()
+    assert lives.log.is_ready
+    assert (await lives.records("s"))[0] == b"1"
 
 
 async def test_cancelled_append_keeps_nobody_from_his(lives: Lives, told: Told) -> None:
