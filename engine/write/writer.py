@@ -16,6 +16,7 @@ import msgspec
 
 from engine.errors import (
     BadProducer,
+    BadSetting,
     BottomlessError,
     Conflict,
     Fenced,
@@ -32,7 +33,7 @@ from engine.errors import (
 )
 from engine.format.frame import AppendMeta, StreamMeta
 from engine.format.names import table_folder
-from engine.format.offset import format_stored
+from engine.format.offset import format_stored, make_offset
 from engine.settings import merge_overrides
 from engine.streams.producers import ProducerState, is_duplicate
 from engine.streams.stream import Stream
@@ -299,6 +300,7 @@ class Writer:
         """Merge into the stream's own settings, durably; None takes one back."""
         stream = await self.require(name)
         settings = merge_overrides(stream.settings_soon, patch)
+        self._check_trim_point(stream, settings.retain.before)
         if settings != stream.settings_soon:
             self._check_room(0)
             meta = AppendMeta(settings=settings.model_dump_json(exclude_defaults=True))
@@ -309,6 +311,17 @@ class Writer:
         else:
             await self._group.barrier()
         return settings
+
+    def _check_trim_point(self, stream: Stream, before: str | None) -> None:
+        """Nobody means to give up what is not there yet, and a mistyped year would do just that."""
+        if not before or before == stream.settings_soon.retain.before:
+            return
+        now = make_offset(self._clock.now_ms(), 0)
+        if before > format_stored(max(now, Offset(stream.assigned + 1))):
+            raise BadSetting(
+                "retain.before is still to come",
+                hint="Records that are yet to be appended cannot be given up.",
+            )
 
     # Delete.
 

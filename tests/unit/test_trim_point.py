@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from engine.errors import BadSetting, OffsetTrimmed
 from engine.format.offset import format_stored, format_wire, make_offset
 from engine.settings import NO_OVERRIDES, RetainSettings, merge_overrides, trim_point
 from engine.storage import LocalStorage
-from engine.types import StreamName
+from engine.types import Offset, StreamName
 from jobs.common.report import Report
 from jobs.common.settings import load_settings
 from jobs.common.tables import find_table
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.settings import StreamOverrides
-    from engine.types import Offset
     from jobs.common.tables import StreamTable
     from tests.support.model import Lives
 
@@ -157,6 +157,22 @@ async def test_retain_keeps_what_a_fork_reads(lives: Lives):
 
     assert retain(lives)["files_trimmed"] == 0
     assert await lives.records("fork") == [b"0", b"1"]
+
+
+async def test_trim_point_is_not_still_to_come(lives: Lives):
+    offsets = await three_files(lives)
+    known = format_stored(offsets[0])
+    await set_before(lives, known)
+    later = datetime.fromtimestamp(lives.clock.now_ms() / 1000 + 60, UTC).isoformat()
+    for before in (later, "2999-01-01", HIGH.replace("0", "9", 1)):
+        with pytest.raises(BadSetting, match="still to come"):
+            await lives.log.change_settings(NAME, {"retain": {"before": before}})
+    assert stored(lives).retain.before == known
+    # Behind a tail of a clock that was ahead, too.
+    lives.clock.jump_wall(-60_000)
+    behind = format_stored(Offset(offsets[-1] + 1))
+    await set_before(lives, behind)
+    assert stored(lives).retain.before == behind
 
 
 @pytest.mark.parametrize("way", ["restart", "rebuild", "crash"])
