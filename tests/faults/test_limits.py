@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from tests.faults.scale import times
 from tests.support.cgroup import MemoryLimit
 from tests.support.load import LogBroken, wait_for
+from tests.support.loopdisk import pause
 from tests.support.pressure import Pressure
 from tests.support.server import HOST, ServerProcess
 from tests.support.wire import Wire, is_held, request
@@ -92,8 +95,12 @@ def test_oracle_finds_a_half_frame_at_the_limit_of_a_file(tmp_path: Path) -> Non
     with ServerProcess.start(tmp_path / "data", env=env, careless="no-cut-back") as server:
         load = Pressure(server)
         load.start()
-        load.wait_acked(20)
-        limit_process(server, f"fsize={512 * KIB}")
+        # The output of the server is a file, too, and must not be the longest.
+        wait_for(lambda: segment_bytes(server) > 128 * KIB, "a long segment", 60)
+        pause([server.pid])
+        # The next frame is longer than what has room.
+        limit_process(server, f"fsize={segment_bytes(server) + 50}")
+        os.kill(server.pid, signal.SIGCONT)
         load.wait_refused(4)
         limit_process(server, "fsize=unlimited")
         load.wait_acked(20)
@@ -106,6 +113,11 @@ def test_oracle_finds_a_half_frame_at_the_limit_of_a_file(tmp_path: Path) -> Non
 
         with pytest.raises(AssertionError, match=r"is damaged at byte|was acknowledged at"):
             start_and_look()
+
+
+def segment_bytes(server: ServerProcess) -> int:
+    """Of the only segment."""
+    return sum(path.stat().st_size for path in (server.root / "_wal").glob("*.wal"))
 
 
 @contextlib.contextmanager
