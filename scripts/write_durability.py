@@ -26,7 +26,8 @@ def main() -> int:
     lines = [line_of(row) for row in rows]
     tried, checked = (sum(row[key] for row in rows) for key in ("tried", "checked"))
     when = datetime.now(UTC).date().isoformat()
-    head = f"Run of {when}, Linux {platform.release()}, Python {platform.python_version()}:"
+    kernel = platform.release().partition("-")[0]
+    head = f"Run of {when}, Linux {kernel}, Python {platform.python_version()}:"
     sums = f"{tried:,} faults, {checked:,} acknowledged appends looked for."
     table = HEAD + "\n".join(lines)
     PAGE.write_text(MARKS.sub(rf"\g<1>{head} {sums}\n\n{table}\n\g<2>", PAGE.read_text()))
