@@ -237,7 +237,7 @@ def about_machine(folder: Path) -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "cpu": cpu[0] if cpu else platform.machine(),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "filesystem": max(below)[1] if below else "",
