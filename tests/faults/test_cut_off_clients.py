@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.faults.ledger import Tally
     from tests.faults.whole import WholeCheck
 
-SECONDS = times(quick=4, long=30)
+SECONDS = times(quick=3, long=30)
 STREAMS = ("orders", "events")
 CLIENTS = 6
 ENV = {"BOTTOMLESS_COMMIT__INTERVAL_MS": "100"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.ledger import Tally
     from tests.faults.whole import WholeCheck
 
-ROUNDS = times(quick=12, long=200)
+ROUNDS = times(quick=8, long=200)
 
 
 @pytest.mark.timeout(120 + 40 * ROUNDS)
@@ -44,7 +44,9 @@ def test_server_killed_at_random_moments_keeps_every_promise(
         was_rolled = was_behind = False
         for number in range(ROUNDS):
             load.start(number)
-            time.sleep(rng.choice([rng.uniform(0, 0.2), rng.uniform(0.2, 0.6), 1.3]))
+            pauses_s = [rng.uniform(0, 0.2), rng.uniform(0.2, 0.6), 1.3]
+            # Trims come once a second: in the middle there is one for certain.
+            time.sleep(pauses_s[-1] if number == ROUNDS // 2 else rng.choice(pauses_s))
             server.kill9()
             load.join()
             was_rolled |= len(segments(root)) > 1
